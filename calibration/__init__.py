@@ -1,0 +1,1 @@
+"""Calibration: profiles: what every operation costs on a device, with provenance; benchmarks and fits that make them."""

@@ -1,0 +1,29 @@
+"""The nearest legal value, for error messages: a misspelt key, a degree that does not divide."""
+
+from collections.abc import Iterable, Sequence
+from difflib import SequenceMatcher
+
+
+def nearest_name(given: str, known: Iterable[str], cutoff: float = 0.55) -> str | None:
+    """The known name most like `given` ('tensor_paralel' → 'tensor_parallel'), or None when nothing is alike."""
+    plain = given.lower().replace("-", "_")
+    scored = [(SequenceMatcher(None, plain, name.lower().replace("-", "_")).ratio(), name) for name in known]
+    best = max(scored, default=(0.0, ""), key=lambda pair: pair[0])
+    return best[1] if best[0] >= cutoff else None
+
+
+def did_you_mean(given: str, known: Sequence[str]) -> str:
+    """The end of a sentence about an unknown name: the nearest one, or all of them."""
+    near = nearest_name(given, known)
+    return f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+
+
+def divisors(*numbers: int) -> list[int]:
+    """Every whole number that divides all of `numbers`, ascending."""
+    least = min(numbers)
+    return [d for d in range(1, least + 1) if all(n % d == 0 for n in numbers)]
+
+
+def nearest_number(given: float, legal: Iterable[int]) -> int:
+    """The legal number closest to `given`; of two equally close the smaller."""
+    return min(legal, key=lambda n: (abs(n - given), n))

@@ -1,0 +1,304 @@
+"""The file edge: what each section of a run file may contain, as pydantic models.
+
+The only module of `plan` that imports pydantic; `plan.run.load` imports it when it has a file to read. A spec says which keys exist, which
+kind of value each takes and what is assumed when it is left out; `None` means "derive it" (`auto` in a file). Turning specs into
+the frozen dataclasses the program works with is done in `plan.resolve`; rules *between* values are in `plan.rules`.
+
+`read_section` reports all wrong keys and values at once, each with its dotted path and the nearest key.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from plan import numbers
+from plan.nearest import did_you_mean, nearest_name
+
+AUTO = "auto"
+
+
+def _auto_is_none(value: object) -> object:
+    return None if value == AUTO else value
+
+
+Number = Annotated[float, BeforeValidator(numbers.number)]
+Positive = Annotated[Number, Field(gt=0)]
+NotNegative = Annotated[Number, Field(ge=0)]
+Fraction = Annotated[Number, Field(ge=0, le=1)]
+Dropout = Annotated[Number, Field(ge=0, lt=1)]
+Whole = Annotated[int, BeforeValidator(numbers.integer)]
+Count = Annotated[Whole, Field(ge=1)]
+CountOrZero = Annotated[Whole, Field(ge=0)]
+Gib = Annotated[float, BeforeValidator(numbers.gib), Field(gt=0)]
+Megabytes = Annotated[float, BeforeValidator(numbers.megabytes), Field(gt=0)]
+Microseconds = Annotated[float, BeforeValidator(numbers.microseconds), Field(ge=0)]
+GbPerS = Annotated[float, BeforeValidator(numbers.gb_per_s), Field(gt=0)]
+Auto = BeforeValidator(_auto_is_none)
+Place = Literal["none", "cpu", "nvme"]
+
+
+class Spec(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RopeScalingSpec(Spec):
+    kind: Literal["linear", "llama3"]
+    factor: Positive
+    low_freq_factor: Positive = 1.0
+    high_freq_factor: Positive = 4.0
+    original_max_positions: Count = 8192
+
+
+class RopeSpec(Spec):
+    theta: Positive = 10000.0
+    scaling: Literal["none"] | RopeScalingSpec = "none"
+
+
+class ModelSpec(Spec):
+    name: str = "custom"
+    layers: Count
+    hidden: Count
+    heads: Count
+    kv_heads: Annotated[Count | None, Auto] = None
+    head_dim: Annotated[Count | None, Auto] = None
+    ffn: Annotated[Count | None, Auto] = None
+    vocab: Count
+    seq_length: Count
+    max_positions: Annotated[Count | None, Auto] = None
+    activation: Literal["gelu", "swiglu"] = "gelu"
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    positions: Literal["learned", "rotary", "alibi"] = "learned"
+    tied_embeddings: bool = True
+    bias: bool = True
+    qkv_bias: Annotated[bool | None, Auto] = None
+    embedding_norm: bool = False
+    dropout: Dropout = 0.0
+    attention_dropout: Dropout = 0.0
+    norm_eps: Positive = 1e-5
+    rope: RopeSpec = RopeSpec()
+    init_std: Positive = 0.02
+    vocab_multiple: Count = 128
+
+
+class LinkSpec(Spec):
+    bandwidth_gb_s: GbPerS
+    latency_us: Microseconds
+
+
+class NicsSpec(Spec):
+    count: Count
+    bandwidth_gb_s: GbPerS
+    latency_us: Microseconds
+
+
+class HostSpec(Spec):
+    cores: Count
+    memory_gib: Gib
+
+
+class FabricSpec(Spec):
+    kind: Literal["rail", "fat-tree"] = "rail"
+    oversubscription: Annotated[Number, Field(ge=1)] = 1.0
+
+
+class ClusterSpec(Spec):
+    name: str = "custom"
+    device: Literal["cuda", "cpu"] = "cuda"
+    gpu: str
+    gpus: Annotated[Count | None, Auto] = None
+    gpus_per_node: Annotated[Count | None, Auto] = None
+    nodes: Annotated[Count | None, Auto] = None
+    profile: Annotated[str | None, Auto] = None
+    gpu_memory_gib: Annotated[Gib | None, Auto] = None
+    peak_tflops: dict[str, Positive] | None = None
+    nvlink: LinkSpec
+    nics: NicsSpec
+    pcie_gb_s: GbPerS
+    host: Annotated[HostSpec | None, Auto] = None
+    fabric: FabricSpec = FabricSpec()
+    price_per_gpu_hour: NotNegative = 0.0
+    threads_per_rank: Annotated[Count | None, Auto] = None
+
+
+class ZeroSpec(Spec):
+    prefetch: Annotated[NotNegative | None, Auto] = None
+    live: Annotated[NotNegative | None, Auto] = None
+    persist_below: Annotated[NotNegative | None, Auto] = None
+    reshard: bool = True
+
+
+class OffloadSpec(Spec):
+    optimizer: Place = "none"
+    parameters: Place = "none"
+    activations: Place = "none"
+    fraction: Fraction = 1.0
+
+
+class CommunicationSpec(Spec):
+    bucket_mb: Annotated[Megabytes | None, Auto] = None
+    overlap: bool = True
+    allreduce: Literal["auto", "ring", "tree", "hierarchical"] = "auto"
+    order: str = "auto"
+
+
+class RecomputeLayersSpec(Spec):
+    layers: Count
+
+
+class PlanSpec(Spec):
+    implementation: Literal["windtunnel", "megatron", "deepspeed", "torch-fsdp"] = "windtunnel"
+    tensor_parallel: Count = 1
+    sequence_parallel: bool = False
+    pipeline_parallel: Count = 1
+    virtual_pipeline: Count = 1
+    pipeline_layout: Literal["auto", "even"] | Annotated[list[Count], Field(min_length=1)] = "auto"
+    microbatch_group: Annotated[Count | None, Auto] = None
+    context_parallel: Count = 1
+    expert_parallel: Count = 1
+    data_parallel: Annotated[Count | None, Auto] = None
+    rank_order: str = "tp-cp-ep-dp-pp"
+    schedule: Annotated[str | None, Auto] = None
+    zero_stage: Annotated[Whole, Field(ge=0, le=3)] = 1
+    zero: ZeroSpec = ZeroSpec()
+    offload: OffloadSpec = OffloadSpec()
+    micro_batch_size: Count = 1
+    global_batch_size: Annotated[Count | None, Auto] = None
+    recompute: Literal["none", "selective", "full"] | RecomputeLayersSpec = "none"
+    partition_activations: bool = False
+    precision: Literal["fp64", "fp32", "fp16", "bf16", "fp8"] = "bf16"
+    gradient_dtype: Annotated[Literal["fp64", "fp32", "bf16", "fp16"] | None, Auto] = None
+    attention: Annotated[Literal["unfused", "flash", "cudnn"] | None, Auto] = None
+    kernels: Annotated[Literal["eager", "compiled", "triton"] | None, Auto] = None
+    loss_chunks: Annotated[Count | None, Auto] = None
+    hybrid: Literal["none", "zero3-ffn"] = "none"
+    gradient_compression: Literal["none", "onebit-adam"] = "none"
+    communication: CommunicationSpec = CommunicationSpec()
+
+
+class LrScheduleSpec(Spec):
+    kind: Literal["constant", "linear", "cosine"] = "cosine"
+    warmup_steps: CountOrZero = 100
+    decay_steps: Count = 10000
+    min_lr: NotNegative = 6.0e-6
+
+
+class OptimizerSpec(Spec):
+    name: Literal["adamw"] = "adamw"
+    lr: NotNegative = 6.0e-5
+    betas: Annotated[list[Annotated[Number, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.95]
+    eps: Positive = 1.0e-8
+    weight_decay: NotNegative = 0.1
+    clip_norm: NotNegative = 1.0
+    schedule: LrScheduleSpec = LrScheduleSpec()
+
+
+class TrainSpec(Spec):
+    steps: Count = 100
+    seed: CountOrZero = 1234
+    record_every: Annotated[Count | None, Auto] = None
+    eval_every: CountOrZero = 0
+
+
+class DataSpec(Spec):
+    path: str = "builtin"
+
+
+class CheckpointSpec(Spec):
+    every: CountOrZero = 0
+    path: str = AUTO
+
+
+class BudgetSpec(Spec):
+    tokens: Positive | None = None
+    price_per_gpu_hour: NotNegative | None = None
+
+
+SECTIONS: dict[str, type[Spec]] = {
+    "model": ModelSpec,
+    "cluster": ClusterSpec,
+    "plan": PlanSpec,
+    "optimizer": OptimizerSpec,
+    "train": TrainSpec,
+    "data": DataSpec,
+    "checkpoint": CheckpointSpec,
+    "budget": BudgetSpec,
+}
+S = TypeVar("S", bound=Spec)
+
+
+def nested_spec(annotation: Any) -> type[Spec] | None:
+    """The Spec inside an annotation such as `RopeSpec | None`, if there is one."""
+    if isinstance(annotation, type):
+        return annotation if issubclass(annotation, Spec) else None
+    return next((found for part in get_args(annotation) if (found := nested_spec(part))), None)
+
+
+def correct_keys(spec: type[Spec], raw: Mapping[Any, Any], where: str) -> tuple[dict[str, Any], list[str]]:
+    """`raw` with every unknown key moved to the nearest known one (or dropped), and a sentence about each.
+
+    Moving it lets the rest of the checks see what the user probably meant; the load still fails.
+    """
+    known = list(spec.model_fields)
+    result: dict[str, Any] = {}
+    problems: list[str] = []
+    for key, value in raw.items():
+        name: str | None = str(key)
+        if name not in spec.model_fields:
+            problems.append(f"unknown key {where}.{key}: {did_you_mean(str(key), known)}")
+            name = nearest_name(str(key), known)
+            if name is None or name in raw or name in result:
+                continue
+        assert name is not None
+        inner = nested_spec(spec.model_fields[name].annotation)
+        if inner is not None and isinstance(value, Mapping):
+            value, more = correct_keys(inner, value, f"{where}.{name}")
+            problems += more
+        result[name] = value
+    return result, problems
+
+
+def read_section(spec: type[S], raw: object, where: str) -> tuple[S | None, list[str]]:
+    """One section as its spec (None when a value is unusable), and every problem in it."""
+    if raw is None:
+        raw = {}
+    if not isinstance(raw, Mapping):
+        return None, [f"{where} is {raw!r}; it must be a mapping with keys such as {', '.join(list(spec.model_fields)[:4])}"]
+    corrected, problems = correct_keys(spec, raw, where)
+    try:
+        return spec.model_validate(corrected), problems
+    except ValidationError as error:
+        return None, problems + _sentences(error, where, corrected)
+
+
+def _sentences(error: ValidationError, where: str, raw: Mapping[str, Any]) -> list[str]:
+    """Pydantic's errors as our sentences; the branches of a union are merged into one."""
+    by_path: dict[str, list[Any]] = {}
+    for detail in error.errors(include_url=False):
+        path = [str(part) for part in detail["loc"] if _is_key(part, raw, detail["loc"])]
+        by_path.setdefault(".".join([where, *path]), []).append(detail)
+    return [_sentence(path, details) for path, details in by_path.items()]
+
+
+def _is_key(part: object, raw: Mapping[str, Any], loc: tuple[Any, ...]) -> bool:
+    """False for the union-branch labels that pydantic puts in a location ('literal[...]', a class name, 'list[...]')."""
+    text = str(part)
+    return isinstance(part, int) or not (text.endswith("Spec") or "[" in text or text in ("int", "float", "str", "bool"))
+
+
+def _sentence(path: str, details: list[Any]) -> str:
+    detail = details[0]
+    given = detail["input"]
+    if detail["type"] == "missing":
+        return f"{path} is missing"
+    allowed = [d["ctx"]["expected"] for d in details if d["type"] == "literal_error"]
+    if allowed:
+        options = allowed[0].replace(" or ", ", ").replace("'", "").split(", ")
+        near = nearest_name(str(given), options)
+        hint = f"; the nearest is {near!r}" if near else ""
+        forms = " or a mapping or list of that form" if len(details) > 1 else ""
+        return f"{path} is {given!r}; it must be one of {', '.join(options)}{forms}{hint}"
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    if detail["type"] == "value_error":
+        return f"{path}: {message}"
+    return f"{path} is {given!r}: {message[0].lower()}{message[1:]}"

@@ -1,0 +1,1 @@
+"""Reports: what people see: predicted against measured, traces, the scaling gate."""
