@@ -1,0 +1,262 @@
+"""RMSNorm and LayerNorm, forward and backward, fused with the residual add and with dropout.
+
+    stream = residual + dropout(x)                       the residual stream, fp32 or bf16 as `residual` is (x itself when residual is None)
+    rms:    y = stream · rstd · weight                   rstd = 1/√(mean(stream²) + eps), fp32, one a row
+    layer:  y = (stream − mean) · rstd · weight + bias
+
+The backward takes (dy, stream, weight, rstd[, mean]) and the gradient `dstream` that reaches the stream by its other use, and returns the
+gradients of residual and x. Four passes over memory where PyTorch's separate kernels take nine or more. Weight gradients are fp32, the same
+bits on every run, and are added into `weight_grad` (the caller's main gradient) when it is given.
+
+`rounding="llama"` applies y's type before the weight, as transformers' LlamaRMSNorm; "fp32" (the default; "gemma" order) multiplies in fp32.
+Rows wider than MAX_WIDTH go through the reference; so does fp64.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+
+from kernels.launch import (
+    FLOATS,
+    KernelArgumentError,
+    Launcher,
+    as_rows,
+    by_width,
+    cdiv,
+    check_float,
+    check_tensor,
+    direct,
+    next_power_of_2,
+    processors,
+    use_triton,
+)
+from kernels.norms_kernels import norm_backward_kernel, norm_columns_kernel, norm_forward_kernel, sum_partials_kernel
+from kernels.random import NO_DROPOUT, Dropout, apply_mask
+
+Tensor = torch.Tensor
+Kind = Literal["rms", "layer"]
+Rounding = Literal["fp32", "llama"]
+
+MAX_WIDTH = 65536
+"""Widest row the Triton kernels take."""
+PERSISTENT_WIDTH = 16384
+"""Widest row whose weight gradient is held in registers; wider ones get it from a second pass."""
+
+
+class ForwardConfig(NamedTuple):
+    rows: int  # rows a program
+    warps: int
+
+
+class BackwardConfig(NamedTuple):
+    rows: int
+    warps: int
+    per_processor: int  # programs a multiprocessor
+    stages: int  # loads in flight, in rows
+    reload: bool  # weight read again for each row
+
+
+FORWARD_TABLE: list[tuple[int, ForwardConfig]] = [
+    (256, ForwardConfig(8, 4)),
+    (512, ForwardConfig(4, 4)),
+    (1024, ForwardConfig(2, 4)),
+    (2048, ForwardConfig(1, 4)),
+    (4096, ForwardConfig(1, 8)),
+    (8192, ForwardConfig(1, 8)),
+    (16384, ForwardConfig(1, 16)),
+    (MAX_WIDTH, ForwardConfig(1, 32)),
+]
+BACKWARD_TABLE: list[tuple[int, BackwardConfig]] = [
+    (256, BackwardConfig(8, 4, 8, 1, False)),
+    (512, BackwardConfig(4, 4, 8, 1, False)),
+    (1024, BackwardConfig(2, 4, 8, 1, False)),
+    (2048, BackwardConfig(1, 4, 6, 2, False)),
+    (4096, BackwardConfig(1, 8, 3, 2, False)),
+    (8192, BackwardConfig(1, 16, 1, 3, False)),
+    (16384, BackwardConfig(1, 16, 1, 2, True)),
+    (MAX_WIDTH, BackwardConfig(1, 32, 1, 1, True)),
+]
+
+
+# ---------------------------------------------------------------- reference
+
+
+def norm_forward_reference(
+    kind: Kind, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, residual: Tensor | None, dropout: Dropout, rounding: Rounding
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(y, stream, rstd, mean) in plain torch; computes in fp64 for fp64 input and in fp32 otherwise. mean is empty for rms."""
+    compute = torch.float64 if x.dtype == torch.float64 else torch.float32
+    s = apply_mask(x.to(compute), dropout)
+    if residual is not None:
+        s = (s + residual.to(compute)).to(residual.dtype)
+    else:
+        s = s.to(x.dtype)
+    stream, s = s, s.to(compute)
+    mean = s.mean(-1, keepdim=True) if kind == "layer" else s.new_empty(0)
+    centred = s - mean if kind == "layer" else s
+    rstd = torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+    xhat = centred * rstd
+    if rounding == "llama":
+        xhat = xhat.to(x.dtype).to(compute)
+    y = xhat * weight.to(compute)
+    if bias is not None:
+        y = y + bias.to(compute)
+    return y.to(x.dtype), stream, rstd.reshape(-1), mean.reshape(-1)
+
+
+def norm_backward_reference(
+    kind: Kind, dy: Tensor, stream: Tensor, weight: Tensor, rstd: Tensor, mean: Tensor, dstream: Tensor | None, dropout: Dropout, rounding: Rounding
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(dresidual in stream's type, dx in dy's type, dweight, dbias), the last two in the computing type."""
+    compute = torch.float64 if stream.dtype == torch.float64 else torch.float32
+    width = stream.shape[-1]
+    s, g_out = stream.reshape(-1, width).to(compute), dy.reshape(-1, width).to(compute)
+    xhat = (s - mean[:, None].to(compute)) * rstd[:, None] if kind == "layer" else s * rstd[:, None]
+    g = g_out * weight.to(compute)
+    ds = g - xhat * (g * xhat).mean(-1, keepdim=True)
+    if kind == "layer":
+        ds = ds - g.mean(-1, keepdim=True)
+    ds = ds * rstd[:, None]
+    if dstream is not None:
+        ds = ds + dstream.reshape(-1, width).to(compute)
+    rounded = xhat.to(dy.dtype).to(compute) if rounding == "llama" else xhat
+    dx = apply_mask(ds, dropout)
+    return ds.to(stream.dtype).view(stream.shape), dx.to(dy.dtype).view(stream.shape), (g_out * rounded).sum(0), g_out.sum(0)
+
+
+# ---------------------------------------------------------------- plain functions
+
+
+def norm_forward(
+    kind: Kind,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    eps: float,
+    residual: Tensor | None = None,
+    dropout: Dropout = NO_DROPOUT,
+    rounding: Rounding = "fp32",
+    launcher: Launcher = direct,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(y, stream, rstd, mean). x (…, width) floating point; weight, bias (width,); residual like x, its type is the stream's.
+
+    y has x's type and shape; rstd and mean are fp32 (rows,); mean is empty for rms. Without residual and dropout `stream` is x itself.
+    """
+    width = _check(x, weight, bias, residual)
+    if not use_triton(x) or width > MAX_WIDTH:
+        return norm_forward_reference(kind, x, weight, bias, eps, residual, dropout, rounding)
+    flat = as_rows(x)
+    rows = flat.shape[0]
+    skip = as_rows(residual) if residual is not None else flat
+    y = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
+    mean = torch.empty(rows if kind == "layer" else 0, dtype=torch.float32, device=x.device)
+    has_dropout = dropout.p > 0.0
+    store = residual is not None or has_dropout
+    stream = torch.empty((rows, width), dtype=skip.dtype, device=x.device) if store else flat
+    if rows:
+        config = by_width(FORWARD_TABLE, width)
+        launcher(norm_forward_kernel)[(cdiv(rows, config.rows),)](
+            flat, skip, weight, bias if bias is not None else weight, y, stream, mean if kind == "layer" else rstd, rstd,
+            flat.stride(0), skip.stride(0), rows, width, eps,
+            dropout.p, dropout.scale, dropout.key_low, dropout.key_high, dropout.token_first, dropout.element_first,
+            RMS=kind == "rms", HAS_RESIDUAL=residual is not None, HAS_BIAS=bias is not None, HAS_DROPOUT=has_dropout,
+            STORE_STREAM=store, ROUND=rounding == "llama", ROWS=config.rows, BLOCK=next_power_of_2(width), num_warps=config.warps,
+        )  # fmt: skip
+    return y.view(x.shape), stream.view(x.shape) if store else x, rstd, mean
+
+
+def norm_backward(
+    kind: Kind,
+    dy: Tensor,
+    stream: Tensor,
+    weight: Tensor,
+    rstd: Tensor,
+    mean: Tensor | None = None,
+    *,
+    has_bias: bool = False,
+    dstream: Tensor | None = None,
+    dropout: Dropout = NO_DROPOUT,
+    rounding: Rounding = "fp32",
+    weight_grad: Tensor | None = None,
+    bias_grad: Tensor | None = None,
+    need_weight: bool = True,
+    launcher: Launcher = direct,
+    config: BackwardConfig | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """(dresidual, dx, dweight, dbias) from dy (…, width) and what the forward returned; dy's type is x's.
+
+    dresidual has stream's type, dx x's type; they are one tensor when types agree and nothing was dropped (do not write into either).
+    dweight and dbias are fp32 (width,): new tensors, or `weight_grad` / `bias_grad` with the gradient added; None where not asked for.
+    """
+    width = _check(dy, weight, None, stream)
+    if kind == "layer" and mean is None:
+        raise KernelArgumentError("mean is None; the backward of LayerNorm needs the mean that its forward returned")
+    for name, main in (("weight_grad", weight_grad), ("bias_grad", bias_grad)):
+        if main is not None:
+            check_tensor(name, main, dtypes=(torch.float32, torch.float64), shape=(width,), device=dy.device)
+    if not use_triton(dy) or width > MAX_WIDTH:
+        mean = mean if mean is not None else rstd
+        ds, dx, dw, db = norm_backward_reference(kind, dy, stream, weight, rstd, mean, dstream, dropout, rounding)
+        dw = dw if weight_grad is None else weight_grad.add_(dw)
+        if has_bias:
+            db = db if bias_grad is None else bias_grad.add_(db)
+        return ds, dx, dw if need_weight else None, db if has_bias else None
+    flat_dy, flat_stream = as_rows(dy), as_rows(stream)
+    rows = flat_dy.shape[0]
+    flat_ds = as_rows(dstream) if dstream is not None else flat_dy
+    device, has_dropout = dy.device, dropout.p > 0.0
+    dresidual = torch.empty((rows, width), dtype=stream.dtype, device=device)
+    split = has_dropout or stream.dtype != dy.dtype
+    dx = torch.empty((rows, width), dtype=dy.dtype, device=device) if split else dresidual
+    config = config or by_width(BACKWARD_TABLE, width)
+    block = next_power_of_2(width)
+    programs = max(1, min(processors(device) * config.per_processor, cdiv(rows, config.rows)))
+    persistent = need_weight and width <= PERSISTENT_WIDTH
+    partials = programs if persistent else max(1, min(16, cdiv(rows, 64)))
+    dw_partial = torch.empty((partials, width), dtype=torch.float32, device=device) if need_weight else rstd
+    db_partial = torch.empty((partials, width), dtype=torch.float32, device=device) if has_bias else dw_partial
+    mean = mean if mean is not None and kind == "layer" else rstd
+    launcher(norm_backward_kernel)[(programs,)](
+        flat_dy, flat_stream, weight, mean, rstd, flat_ds, dresidual, dx, dw_partial, db_partial,
+        flat_dy.stride(0), flat_stream.stride(0), flat_ds.stride(0), rows, width,
+        dropout.p, dropout.scale, dropout.key_low, dropout.key_high, dropout.token_first, dropout.element_first,
+        RMS=kind == "rms", HAS_BIAS=has_bias and persistent, HAS_DSTREAM=dstream is not None, SPLIT=split, HAS_DROPOUT=has_dropout,
+        WEIGHT_GRADIENT=persistent, ROUND=rounding == "llama", EXACT=block == width,
+        RELOAD=config.reload, ROWS=config.rows, BLOCK=block, STAGES=config.stages, num_warps=config.warps,
+    )  # fmt: skip
+    if need_weight and not persistent:
+        launcher(norm_columns_kernel)[(cdiv(width, 256), partials)](
+            flat_dy, flat_stream, mean, rstd, dw_partial, db_partial, flat_dy.stride(0), flat_stream.stride(0), rows, width,
+            RMS=kind == "rms", HAS_BIAS=has_bias, ROUND=rounding == "llama", ROWS=16, BLOCK=256, num_warps=4,
+        )  # fmt: skip
+    dw = sum_partials(dw_partial, weight_grad, launcher) if need_weight else None
+    db = sum_partials(db_partial, bias_grad, launcher) if has_bias else None
+    return dresidual.view(stream.shape), dx.view(stream.shape), dw, db
+
+
+def sum_partials(partial: Tensor, into: Tensor | None, launcher: Launcher = direct) -> Tensor:
+    """Σ over the rows of fp32 (partials, width), in a fixed order; added into `into` and returned as it, when given."""
+    partials, width = partial.shape
+    out = into if into is not None else torch.empty(width, dtype=torch.float32, device=partial.device)
+    launcher(sum_partials_kernel)[(cdiv(width, 32),)](
+        partial, out, partials, width, ACCUMULATE=into is not None, ROWS=64, BLOCK=32, num_warps=4
+    )
+    return out
+
+
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> int:
+    check_float("x", x)
+    if x.dim() == 0:
+        raise KernelArgumentError("x is a scalar; accepted: (…, width)")
+    width = x.shape[-1]
+    accepted = FLOATS if x.dtype != torch.float64 else (*FLOATS, torch.float64)
+    check_tensor("weight", weight, dtypes=accepted, shape=(width,), device=x.device)
+    if bias is not None:
+        check_tensor("bias", bias, dtypes=accepted, shape=(width,), device=x.device)
+    if residual is not None:
+        check_tensor("residual", residual, dtypes=accepted, shape=tuple(x.shape), device=x.device)
+    return width

@@ -1,0 +1,162 @@
+"""Triton kernels of RMSNorm and LayerNorm; `kernels/norms.py` says what they compute and calls them.
+
+Forward: one program a row tile, one pass. Backward: a persistent grid, `k` programs a multiprocessor; each strides over the rows, writes the
+input gradient and keeps its share of the weight gradient in fp32 registers, then stores one partial row; `sum_partials_kernel` adds the
+partial rows in a fixed order. Neither atomics nor locks: the weight gradient is the same bits on every run, and the second kernel's work
+does not grow with the number of rows.
+"""
+
+from __future__ import annotations
+
+from kernels.launch import tl, triton
+from kernels.random import keep_tile
+
+
+@triton.jit(do_not_specialize=["token_first", "element_first", "key_low", "key_high"])
+def norm_forward_kernel(
+    x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, stream_ptr, mean_ptr, rstd_ptr,
+    x_stride, residual_stride, rows, width, eps,
+    p, keep_scale, key_low, key_high, token_first, element_first,
+    RMS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    STORE_STREAM: tl.constexpr, ROUND: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """stream = residual + dropout(x); y = (stream − mean)·rstd·weight + bias. ROUND: y's type is applied before the weight."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    cols = tl.arange(0, BLOCK)[None, :]
+    inside = (row < rows) & (cols < width)
+    s = tl.load(x_ptr + row * x_stride + cols, mask=inside, other=0.0).to(tl.float32)
+    if HAS_DROPOUT:
+        keep = keep_tile(row + token_first, cols + element_first, key_low, key_high, p)
+        s = tl.where(keep, s * tl.cast(keep_scale, tl.float32), 0.0)
+    if HAS_RESIDUAL:
+        s += tl.load(residual_ptr + row * residual_stride + cols, mask=inside, other=0.0).to(tl.float32)
+    if STORE_STREAM:
+        stored = s.to(stream_ptr.dtype.element_ty)
+        tl.store(stream_ptr + row * width + cols, stored, mask=inside)
+        s = stored.to(tl.float32)  # normalise what the backward will read
+    if RMS:
+        centred = s
+    else:
+        mean = tl.sum(s, axis=1, keep_dims=True) / width
+        centred = tl.where(inside, s - mean, 0.0)
+        tl.store(mean_ptr + row, mean, mask=row < rows)
+    variance = tl.sum(centred * centred, axis=1, keep_dims=True) / width
+    rstd = 1.0 / tl.sqrt(variance + tl.cast(eps, tl.float32))
+    tl.store(rstd_ptr + row, rstd, mask=row < rows)
+    y = centred * rstd
+    if ROUND:
+        y = y.to(y_ptr.dtype.element_ty).to(tl.float32)
+    column = cols < width
+    y = y * tl.load(weight_ptr + cols, mask=column, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + cols, mask=column, other=0.0).to(tl.float32)
+    tl.store(y_ptr + row * width + cols, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["token_first", "element_first", "key_low", "key_high"])
+def norm_backward_kernel(
+    dy_ptr, stream_ptr, weight_ptr, mean_ptr, rstd_ptr, dstream_ptr, dresidual_ptr, dx_ptr, dweight_ptr, dbias_ptr,
+    dy_stride, stream_stride, dstream_stride, rows, width,
+    p, keep_scale, key_low, key_high, token_first, element_first,
+    RMS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DSTREAM: tl.constexpr, SPLIT: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr, WEIGHT_GRADIENT: tl.constexpr, ROUND: tl.constexpr, EXACT: tl.constexpr,
+    RELOAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """d(stream) into dresidual, and when SPLIT its dropped-out copy in x's type into dx; partial weight gradients into row `program`.
+
+    EXACT: width = BLOCK, no column mask. RELOAD: read the weight again for each row (from L1) instead of holding it in registers.
+    """
+    program = tl.program_id(0)
+    cols = tl.arange(0, BLOCK)[None, :]
+    column = cols < width
+    if EXACT:
+        column = cols < BLOCK
+    dweight = tl.zeros([ROWS, BLOCK], tl.float32)
+    dbias = tl.zeros([ROWS, BLOCK], tl.float32)
+    if not RELOAD:
+        weight = tl.load(weight_ptr + cols, mask=column, other=0.0).to(tl.float32)
+    for tile in tl.range(program, tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
+        row = tl.cast(tile, tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+        live = row < rows
+        inside = column & live
+        dy = tl.load(dy_ptr + row * dy_stride + cols, mask=inside, other=0.0).to(tl.float32)
+        xhat = tl.load(stream_ptr + row * stream_stride + cols, mask=inside, other=0.0).to(tl.float32)
+        if HAS_DSTREAM:
+            added = tl.load(dstream_ptr + row * dstream_stride + cols, mask=inside, other=0.0)
+        rstd = tl.load(rstd_ptr + row, mask=live, other=0.0)
+        if RELOAD:
+            weight = tl.load(weight_ptr + cols, mask=column, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        if not RMS:
+            xhat = xhat - tl.load(mean_ptr + row, mask=live, other=0.0)
+        xhat = xhat * rstd
+        g = dy * weight
+        if WEIGHT_GRADIENT:
+            scaled = xhat
+            if ROUND:
+                scaled = xhat.to(dy_ptr.dtype.element_ty).to(tl.float32)
+            dweight += dy * scaled
+        ds = g - xhat * (tl.sum(g * xhat, axis=1, keep_dims=True) / width)
+        if not RMS:
+            ds -= tl.sum(g, axis=1, keep_dims=True) / width
+            if HAS_BIAS:
+                dbias += dy
+        ds = ds * rstd
+        if HAS_DSTREAM:
+            ds += added.to(tl.float32)
+        tl.store(dresidual_ptr + row * width + cols, ds.to(dresidual_ptr.dtype.element_ty), mask=inside)
+        if SPLIT:
+            if HAS_DROPOUT:
+                keep = keep_tile(row + token_first, cols + element_first, key_low, key_high, p)
+                ds = tl.where(keep, ds * tl.cast(keep_scale, tl.float32), 0.0)
+            tl.store(dx_ptr + row * width + cols, ds.to(dx_ptr.dtype.element_ty), mask=inside)
+    out = program.to(tl.int64) * width + tl.arange(0, BLOCK)
+    column_mask = tl.arange(0, BLOCK) < width
+    if WEIGHT_GRADIENT:
+        tl.store(dweight_ptr + out, tl.sum(dweight, axis=0), mask=column_mask)
+    if HAS_BIAS:
+        tl.store(dbias_ptr + out, tl.sum(dbias, axis=0), mask=column_mask)
+
+
+@triton.jit
+def norm_columns_kernel(
+    dy_ptr, stream_ptr, mean_ptr, rstd_ptr, dweight_ptr, dbias_ptr, dy_stride, stream_stride, rows, width,
+    RMS: tl.constexpr, HAS_BIAS: tl.constexpr, ROUND: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Weight gradient of rows too wide for registers: program (column block, stripe) strides over row tiles of its columns."""
+    cols = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    stripe = tl.program_id(1)
+    dweight = tl.zeros([ROWS, BLOCK], tl.float32)
+    dbias = tl.zeros([ROWS, BLOCK], tl.float32)
+    for tile in range(stripe, tl.cdiv(rows, ROWS), tl.num_programs(1)):
+        row = tl.cast(tile, tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+        inside = (row < rows) & (cols < width)
+        dy = tl.load(dy_ptr + row * dy_stride + cols, mask=inside, other=0.0).to(tl.float32)
+        xhat = tl.load(stream_ptr + row * stream_stride + cols, mask=inside, other=0.0).to(tl.float32)
+        if not RMS:
+            xhat = xhat - tl.load(mean_ptr + row, mask=row < rows, other=0.0)
+        xhat = xhat * tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
+        if ROUND:
+            xhat = xhat.to(dy_ptr.dtype.element_ty).to(tl.float32)
+        dweight += dy * xhat
+        if HAS_BIAS:
+            dbias += dy
+    flat = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    out = stripe.to(tl.int64) * width + flat
+    tl.store(dweight_ptr + out, tl.sum(dweight, axis=0), mask=flat < width)
+    if HAS_BIAS:
+        tl.store(dbias_ptr + out, tl.sum(dbias, axis=0), mask=flat < width)
+
+
+@triton.jit
+def sum_partials_kernel(partial_ptr, out_ptr, partials, width, ACCUMULATE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """out (+)= Σ over `partials` rows of an fp32 (partials, width) matrix, in a fixed order."""
+    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for first in range(0, partials, ROWS):
+        row = first + tl.arange(0, ROWS)[:, None]
+        inside = (row < partials) & (cols < width)[None, :]
+        total += tl.load(partial_ptr + tl.cast(row, tl.int64) * width + cols[None, :], mask=inside, other=0.0)
+    value = tl.sum(total, axis=0)
+    if ACCUMULATE:
+        value += tl.load(out_ptr + cols, mask=cols < width, other=0.0).to(tl.float32)
+    tl.store(out_ptr + cols, value.to(out_ptr.dtype.element_ty), mask=cols < width)
