@@ -1,0 +1,260 @@
+"""SwiGLU and GELU(+bias), forward and backward: the pointwise half of a feed-forward block, one pass each.
+
+    swiglu:  h = silu(gate)·up              dgate = dh·up·σ(gate)·(1 + gate·(1 − σ(gate)))     dup = dh·silu(gate)
+    gelu:    h = ½·a·(1 + erf(a/√2)), a = x + bias;  "tanh": the usual approximation, ½·a·(1 + tanh(√(2/π)(a + 0.044715·a³)))
+
+gate and up may be two strided views of one GEMM output, and their gradients may be written into two views of one buffer, so nothing is
+copied to split or join them. Only gate and up (or x) are saved; the sigmoid is recomputed. The bias gradient of GELU is fp32, deterministic
+(persistent stripes, fixed second reduction), and is added into the caller's main gradient when given.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from kernels.launch import (
+    KernelArgumentError,
+    Launcher,
+    as_rows,
+    cdiv,
+    check_float,
+    check_tensor,
+    direct,
+    processors,
+    tl,
+    triton,
+    use_triton,
+)
+from kernels.norms import sum_partials
+
+Tensor = torch.Tensor
+Approximation = Literal["none", "tanh"]
+
+BLOCK = 1024
+"""Elements a program of the pointwise kernels."""
+WARPS = 4
+
+# ---------------------------------------------------------------- reference
+
+
+def _compute_type(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def swiglu_forward_reference(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate)·up in gate's type, computed in fp32 (fp64 for fp64)."""
+    compute = _compute_type(gate)
+    return (torch.nn.functional.silu(gate.to(compute)) * up.to(compute)).to(gate.dtype)
+
+
+def swiglu_backward_reference(dh: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """(dgate, dup)."""
+    compute = _compute_type(gate)
+    d, g, u = dh.to(compute), gate.to(compute), up.to(compute)
+    sigma = torch.sigmoid(g)
+    return (d * u * sigma * (1 + g * (1 - sigma))).to(gate.dtype), (d * g * sigma).to(up.dtype)
+
+
+def gelu_forward_reference(x: Tensor, bias: Tensor | None, approximate: Approximation) -> Tensor:
+    """gelu(x + bias) in x's type."""
+    compute = _compute_type(x)
+    a = x.to(compute) if bias is None else x.to(compute) + bias.to(compute)
+    return torch.nn.functional.gelu(a, approximate=approximate).to(x.dtype)
+
+
+def gelu_backward_reference(dh: Tensor, x: Tensor, bias: Tensor | None, approximate: Approximation) -> tuple[Tensor, Tensor]:
+    """(dx in x's type, dbias in the computing type)."""
+    compute = _compute_type(x)
+    a = x.to(compute) if bias is None else x.to(compute) + bias.to(compute)
+    dx = torch.ops.aten.gelu_backward(dh.to(compute), a, approximate=approximate)
+    return dx.to(x.dtype), dx.reshape(-1, x.shape[-1]).sum(0)
+
+
+# ---------------------------------------------------------------- Triton
+
+
+@triton.jit
+def swiglu_forward_kernel(gate_ptr, up_ptr, h_ptr, gate_stride, up_stride, width, BLOCK: tl.constexpr):
+    tiles = tl.cdiv(width, BLOCK)
+    row = (tl.program_id(0) // tiles).to(tl.int64)
+    cols = (tl.program_id(0) % tiles).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = cols < width
+    gate = tl.load(gate_ptr + row * gate_stride + cols, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(up_ptr + row * up_stride + cols, mask=inside, other=0.0).to(tl.float32)
+    h = gate * tl.sigmoid(gate) * up
+    tl.store(h_ptr + row * width + cols, h.to(h_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def swiglu_backward_kernel(
+    dh_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, dh_stride, gate_stride, up_stride, dgate_stride, dup_stride, width, BLOCK: tl.constexpr
+):
+    tiles = tl.cdiv(width, BLOCK)
+    row = (tl.program_id(0) // tiles).to(tl.int64)
+    cols = (tl.program_id(0) % tiles).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = cols < width
+    dh = tl.load(dh_ptr + row * dh_stride + cols, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(gate_ptr + row * gate_stride + cols, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(up_ptr + row * up_stride + cols, mask=inside, other=0.0).to(tl.float32)
+    sigma = tl.sigmoid(gate)
+    dgate = dh * up * sigma * (1.0 + gate * (1.0 - sigma))
+    tl.store(dgate_ptr + row * dgate_stride + cols, dgate.to(dgate_ptr.dtype.element_ty), mask=inside)
+    tl.store(dup_ptr + row * dup_stride + cols, (dh * gate * sigma).to(dup_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gelu_forward_kernel(x_ptr, bias_ptr, h_ptr, x_stride, width, HAS_BIAS: tl.constexpr, TANH: tl.constexpr, BLOCK: tl.constexpr):
+    tiles = tl.cdiv(width, BLOCK)
+    row = (tl.program_id(0) // tiles).to(tl.int64)
+    cols = (tl.program_id(0) % tiles).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = cols < width
+    a = tl.load(x_ptr + row * x_stride + cols, mask=inside, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        a += tl.load(bias_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+    if TANH:
+        h = a * tl.sigmoid(1.5957691216057308 * (a + 0.044715 * a * a * a))  # ½(1 + tanh z) = σ(2z)
+    else:
+        h = 0.5 * a * (1.0 + tl.erf(a * 0.7071067811865476))
+    tl.store(h_ptr + row * width + cols, h.to(h_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gelu_backward_kernel(
+    dh_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr, dh_stride, x_stride, rows, width,
+    HAS_BIAS: tl.constexpr, TANH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program (column block, stripe): its columns over row tiles stripe, stripe + stripes, …; one partial bias gradient a stripe."""
+    flat = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    cols = flat[None, :]
+    stripe = tl.program_id(1)
+    dbias = tl.zeros([ROWS, BLOCK], tl.float32)
+    for tile in range(stripe, tl.cdiv(rows, ROWS), tl.num_programs(1)):
+        row = tl.cast(tile, tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+        inside = (row < rows) & (cols < width)
+        dh = tl.load(dh_ptr + row * dh_stride + cols, mask=inside, other=0.0).to(tl.float32)
+        a = tl.load(x_ptr + row * x_stride + cols, mask=inside, other=0.0).to(tl.float32)
+        if HAS_BIAS:
+            a += tl.load(bias_ptr + cols, mask=cols < width, other=0.0).to(tl.float32)
+        if TANH:
+            sigma = tl.sigmoid(1.5957691216057308 * (a + 0.044715 * a * a * a))
+            slope = sigma + a * sigma * (1.0 - sigma) * 1.5957691216057308 * (1.0 + 0.134145 * a * a)
+        else:
+            slope = 0.5 * (1.0 + tl.erf(a * 0.7071067811865476)) + a * 0.3989422804014327 * tl.exp(-0.5 * a * a)
+        dx = dh * slope
+        tl.store(dx_ptr + row * width + cols, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+        dbias += dx
+    if HAS_BIAS:
+        tl.store(partial_ptr + tl.cast(stripe, tl.int64) * width + flat, tl.sum(dbias, axis=0), mask=flat < width)
+
+
+# ---------------------------------------------------------------- plain functions
+
+
+def swiglu_forward(gate: Tensor, up: Tensor, *, launcher: Launcher = direct) -> Tensor:
+    """silu(gate)·up, contiguous, in gate's type. gate and up: (…, width), same shape and type; strided rows are read in place."""
+    _check_pair(gate, up)
+    if not use_triton(gate):
+        return swiglu_forward_reference(gate, up)
+    flat_gate, flat_up = as_rows(gate), as_rows(up)
+    rows, width = flat_gate.shape
+    h = torch.empty((rows, width), dtype=gate.dtype, device=gate.device)
+    if h.numel():
+        launcher(swiglu_forward_kernel)[(rows * cdiv(width, BLOCK),)](
+            flat_gate, flat_up, h, flat_gate.stride(0), flat_up.stride(0), width, BLOCK=BLOCK, num_warps=WARPS
+        )
+    return h.view(gate.shape)
+
+
+def swiglu_backward(
+    dh: Tensor, gate: Tensor, up: Tensor, *, dgate: Tensor | None = None, dup: Tensor | None = None, launcher: Launcher = direct
+) -> tuple[Tensor, Tensor]:
+    """(dgate, dup): new tensors, or the given (rows, width) outputs, which may be views of one buffer. Inputs are not changed."""
+    _check_pair(gate, up)
+    check_tensor("dh", dh, shape=tuple(gate.shape), device=gate.device)
+    if not use_triton(gate):
+        a, b = swiglu_backward_reference(dh, gate, up)
+        return a if dgate is None else dgate.copy_(a.view(dgate.shape)), b if dup is None else dup.copy_(b.view(dup.shape))
+    flat_dh, flat_gate, flat_up = as_rows(dh), as_rows(gate), as_rows(up)
+    rows, width = flat_gate.shape
+    out_gate = _output("dgate", dgate, gate, rows, width)
+    out_up = _output("dup", dup, up, rows, width)
+    if out_gate.numel():
+        launcher(swiglu_backward_kernel)[(rows * cdiv(width, BLOCK),)](
+            flat_dh, flat_gate, flat_up, out_gate, out_up,
+            flat_dh.stride(0), flat_gate.stride(0), flat_up.stride(0), out_gate.stride(0), out_up.stride(0),
+            width, BLOCK=BLOCK, num_warps=WARPS,
+        )  # fmt: skip
+    return dgate if dgate is not None else out_gate.view(gate.shape), dup if dup is not None else out_up.view(up.shape)
+
+
+def gelu_forward(
+    x: Tensor, bias: Tensor | None = None, *, approximate: Approximation = "tanh", launcher: Launcher = direct
+) -> Tensor:
+    """gelu(x + bias), contiguous, in x's type. x: (…, width); bias: (width,)."""
+    _check_gelu(x, bias, approximate)
+    if not use_triton(x):
+        return gelu_forward_reference(x, bias, approximate)
+    flat = as_rows(x)
+    rows, width = flat.shape
+    h = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    if h.numel():
+        launcher(gelu_forward_kernel)[(rows * cdiv(width, BLOCK),)](
+            flat, bias if bias is not None else flat, h, flat.stride(0), width,
+            HAS_BIAS=bias is not None, TANH=approximate == "tanh", BLOCK=BLOCK, num_warps=WARPS,
+        )  # fmt: skip
+    return h.view(x.shape)
+
+
+def gelu_backward(
+    dh: Tensor,
+    x: Tensor,
+    bias: Tensor | None = None,
+    *,
+    approximate: Approximation = "tanh",
+    bias_grad: Tensor | None = None,
+    launcher: Launcher = direct,
+) -> tuple[Tensor, Tensor | None]:
+    """(dx in x's type, dbias fp32 or None without bias); dbias is `bias_grad` with the gradient added when that is given."""
+    _check_gelu(x, bias, approximate)
+    check_tensor("dh", dh, shape=tuple(x.shape), device=x.device)
+    if not use_triton(x):
+        dx, db = gelu_backward_reference(dh, x, bias, approximate)
+        return dx, None if bias is None else db if bias_grad is None else bias_grad.add_(db)
+    flat_dh, flat = as_rows(dh), as_rows(x)
+    rows, width = flat.shape
+    dx = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    columns = max(1, cdiv(width, BLOCK))
+    stripes = max(1, min(cdiv(rows, 4), cdiv(processors(x.device) * 8, columns)))
+    partial = torch.empty((stripes, width), dtype=torch.float32, device=x.device) if bias is not None else dx
+    launcher(gelu_backward_kernel)[(columns, stripes)](
+        flat_dh, flat, bias if bias is not None else flat, dx, partial, flat_dh.stride(0), flat.stride(0), rows, width,
+        HAS_BIAS=bias is not None, TANH=approximate == "tanh", ROWS=2, BLOCK=BLOCK, num_warps=WARPS,
+    )  # fmt: skip
+    return dx.view(x.shape), sum_partials(partial, bias_grad, launcher) if bias is not None else None
+
+
+def _output(name: str, given: Tensor | None, like: Tensor, rows: int, width: int) -> Tensor:
+    if given is None:
+        return torch.empty((rows, width), dtype=like.dtype, device=like.device)
+    if given.shape[-1] != width or given.numel() != rows * width or (width > 1 and given.stride(-1) != 1):
+        raise KernelArgumentError(
+            f"{name} has shape {tuple(given.shape)}, strides {given.stride()}; accepted: {rows} rows of {width} with unit stride in a row"
+        )
+    check_tensor(name, given, dtypes=(like.dtype,), device=like.device)
+    return given if given.dim() == 2 else given.view(rows, width)
+
+
+def _check_pair(gate: Tensor, up: Tensor) -> None:
+    check_float("gate", gate)
+    check_tensor("up", up, dtypes=(gate.dtype,), shape=tuple(gate.shape), device=gate.device)
+
+
+def _check_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> None:
+    check_float("x", x)
+    if approximate not in ("none", "tanh"):
+        raise KernelArgumentError(f"approximate is {approximate!r}; accepted: 'none', 'tanh'")
+    if bias is not None:
+        check_float("bias", bias)
+        check_tensor("bias", bias, shape=(x.shape[-1],), device=x.device)
