@@ -13,8 +13,8 @@ gathered again (`W AG`), never kept. Optional arguments (a bias, a LayerNorm's m
 | (kind, piece) | arguments | results |
 | --- | --- | --- |
 | F embed | tokens, w:table | x0 (T,h): rows outside the local vocabulary are zero |
-| F embed.out | x0 [w:positions] [w:norm, b:norm] | x2 [, rstd, mean] |
-| B embed.out | d2 [x0, rstd, mean, w:norm, g:norm, g:norm bias] [g:positions] | dx0 |
+| F embed.out | x0 [w:positions] [w:norm, b:norm] | x2 [, rstd, mean, xn: the norm's input]; x2 is never x0 itself |
+| B embed.out | d2 [xn, rstd, mean, w:norm, g:norm, g:norm bias] [g:positions] | dx0 with norm or dropout, else nothing |
 | W embed | dx0, tokens, g:table | |
 | F attn.in, mlp.in, head.in | x, w [, b] | y, rstd [, mean] |
 | B attn.in, mlp.in | dy, x, rstd [, mean], w, residual gradient, g:w [, g:b] | dx |
@@ -435,7 +435,7 @@ def embedding(e: Extents) -> Unit:
     sheet.forward.append(Work("F", "F", "embed", ("tokens", f"w:{table}"), ("x0",), look))
     output = _reduce_forward(sheet, "embed", "x0")
     gradient = "d2"
-    if e.learned or e.embedding_norm or e.dropout:
+    if e.learned or e.embedding_norm or e.dropout or e.sequence_parallel:  # a gather slot cannot hold the residual stream
         gradient = _embedding_out(sheet, output)
         output = "x2"
     if e.sequence_parallel:
@@ -464,11 +464,15 @@ def _embedding_out(sheet: _Sheet, x0: str) -> str:
     if e.dropout:
         forward.append(KernelCall("add_backward", shape, e.dtype, "dropout"))  # a mask, no residual: one read, one write
         backward.append(KernelCall("add_backward", shape, e.dtype, "dropout"))
+    kept = (sheet.act("xn", e.local_tokens, e.hidden),) if e.embedding_norm else ()
     reads = (x0, *(f"w:{p}" for p in positions), *weights)
-    sheet.forward.append(Work("F", "F", "embed.out", reads, ("x2", *stats), tuple(forward)))
+    calls = tuple(forward) or (KernelCall("copy", (e.local_tokens * e.hidden,), e.dtype),)
+    sheet.forward.append(Work("F", "F", "embed.out", reads, ("x2", *stats, *kept), calls))
     gradients = (*gradients, *(f"g:{p}" for p in positions))
-    saved = (x0, *stats, weights[0]) if e.embedding_norm else ()
     moves = e.embedding_norm or e.dropout
+    if not gradients and not moves:
+        return "d2"
+    saved = (*kept, *stats, weights[0]) if e.embedding_norm else ()
     results = ("dx0",) if moves else ()
     sheet.backward.append(Work("B", "B", "embed.out", ("d2", *saved, *gradients), (*results, *gradients), tuple(backward)))
     return "dx0" if moves else "d2"
