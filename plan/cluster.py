@@ -1,9 +1,10 @@
 """The cluster: one node type, how many of it, and what connects them.
 
-Numbers here are what a data sheet or an invoice says (capacities, link counts, prices). How long an operation *takes* comes from the
-profile that `profile` names, never from here.
+Numbers here are what a data sheet or an invoice says (capacities, link counts, prices). How long an operation
+*takes* comes from the profile that `profile` names, never from here.
 
-Units: bandwidths in GB/s (1e9 bytes) per direction, latencies in µs, memories in GiB (2^30 bytes), peaks in dense TFLOP/s.
+Units: bandwidths in GB/s (1e9 bytes) per direction, latencies in µs, memories in GiB (2^30 bytes), peaks in dense
+TFLOP/s.
 """
 
 import os
@@ -41,7 +42,8 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """What joins the nodes: `rail` (NIC i of every node on switch i) or `fat-tree`; oversubscription ≥ 1 of the upper level."""
+    """What joins the nodes: `rail` (NIC i of every node on switch i) or `fat-tree`; oversubscription ≥ 1 of the
+    upper level."""
 
     kind: Literal["rail", "fat-tree"] = "rail"
     oversubscription: float = 1.0
@@ -49,7 +51,8 @@ class Fabric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """GPUs and what joins them. `gpus` may end in a partial last node; `device: cpu` means one synchronous device per rank."""
+    """GPUs and what joins them. `gpus` may end in a partial last node; `device: cpu` means one synchronous device
+    per rank."""
 
     name: str
     device: Device = "cuda"
@@ -75,7 +78,8 @@ class Cluster:
         return rank // self.gpus_per_node
 
     def peak_flops(self, dtype: str) -> float | None:
-        """Dense peak of one GPU in FLOP/s at a dtype, or None where no data sheet states one (a CPU's is in its profile)."""
+        """Dense peak of one GPU in FLOP/s at a dtype, or None where no data sheet states one (a CPU's is in its
+        profile)."""
         peak = self.peak_tflops.get(dtype)
         return None if peak is None else peak * 1e12
 

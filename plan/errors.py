@@ -4,15 +4,16 @@
     └── InputError                  the input is wrong: file, key, number, or a plan no machine can run   (exit 2)
         └── NotYetForecast          the input is legal, but Windtunnel does not forecast it yet           (exit 2)
 
-An `InputError` carries *every* problem found, not the first one, because a user with four mistakes in a run file wants one answer:
+An `InputError` carries *every* problem found, not the first one, because a user with four mistakes in a run file
+wants one answer:
 
     try:
         run = plan.run.load("run.yaml")
     except InputError as error:
         for problem in error.problems: ...
 
-Each problem is a sentence that names the value given, the rule it breaks and the nearest value that would do. The command line prints
-`str(error)` and exits with `error.exit_code`; a user never sees a traceback for his own input.
+Each problem is a sentence that names the value given, the rule it breaks and the nearest value that would do. The
+command line prints `str(error)` and exits with `error.exit_code`; a user never sees a traceback for his own input.
 
 Exit codes: 0 success · 1 the answer is "no" (does not fit, regression found) · 2 the input is wrong.
 """
@@ -48,4 +49,5 @@ class InputError(WindtunnelError):
 
 
 class NotYetForecast(InputError):
-    """The input means something real that Windtunnel does not forecast yet; each problem names the nearest supported plan."""
+    """The input means something real that Windtunnel does not forecast yet; each problem names the nearest
+    supported plan."""

@@ -1,4 +1,5 @@
-"""Reading YAML the way a careful user expects: a repeated key, an empty file or a list at the top is an error with the place in it."""
+"""Reading YAML the way a careful user expects: a repeated key, an empty file or a list at the top is an error with
+the place in it."""
 
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,9 @@ def mapping_from_yaml(path: Path) -> dict[str, Any]:
     if value is None:
         raise InputError(f"{path} is empty; a run file needs the sections model, cluster and plan")
     if not isinstance(value, dict):
-        raise InputError(f"{path} holds a {type(value).__name__}; a run file is a mapping with the sections model, cluster and plan")
+        raise InputError(
+            f"{path} holds a {type(value).__name__}; a run file is a mapping with the sections model, cluster and plan"
+        )
     return value
 
 
@@ -61,7 +64,9 @@ def _refuse_repeated_keys(node: yaml.Node, seen: set[int]) -> None:
         for key, value in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in keys:
-                    raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} is given twice", key.start_mark)
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"key {key.value!r} is given twice", key.start_mark
+                    )
                 keys.add(key.value)
             _refuse_repeated_keys(value, seen)
 

@@ -1,12 +1,14 @@
 """Which pipeline stage holds which units of the model.
 
-Units are 0 (embedding), 1…L (layers) and L+1 (head). The PP · VPP virtual stages take them in order; virtual stage c·PP + s is chunk c of
-stage s, so with interleaving a stage holds several separated runs of layers.
+Units are 0 (embedding), 1…L (layers) and L+1 (head). The PP · VPP virtual stages take them in order; virtual stage
+c·PP + s is chunk c of stage s, so with interleaving a stage holds several separated runs of layers.
 
-- `even`: layers % (PP·VPP) == 0, the same number of layers everywhere; embedding joins the first, head the last virtual stage.
-- `auto`: `even` where that divides. Otherwise embedding and head count as one layer each (Megatron's account_for_embedding_/
-  loss_in_pipeline_split; DeepSpeed's `type:transformer|embedding` gives BLOOM the same) and the L+2 units are shared out as equally as they
-  go. Virtual stages that get one unit more are the first ones: the embedding is cheap in time, the head is not.
+- `even`: layers % (PP·VPP) == 0, the same number of layers everywhere; embedding joins the first, head the last
+  virtual stage.
+- `auto`: `even` where that divides. Otherwise embedding and head count as one layer each (Megatron's
+  account_for_embedding_/ loss_in_pipeline_split; DeepSpeed's `type:transformer|embedding` gives BLOOM the same) and
+  the L+2 units are shared out as equally as they go. Virtual stages that get one unit more are the first ones: the
+  embedding is cheap in time, the head is not.
 - a list: units of each virtual stage.
 """
 
@@ -21,8 +23,10 @@ def layout(model: Model, plan: Plan) -> Layout:
     counts = unit_counts(model.layers, plan)
     starts = [sum(counts[:i]) for i in range(len(counts))]
     runs = [tuple(range(start, start + count)) for start, count in zip(starts, counts, strict=True)]
-    return tuple(tuple(runs[chunk * plan.pipeline_parallel + stage] for chunk in range(plan.virtual_pipeline))
-                 for stage in range(plan.pipeline_parallel))  # fmt: skip
+    return tuple(
+        tuple(runs[chunk * plan.pipeline_parallel + stage] for chunk in range(plan.virtual_pipeline))
+        for stage in range(plan.pipeline_parallel)
+    )
 
 
 def unit_counts(layers: int, plan: Plan) -> tuple[int, ...]:
@@ -40,19 +44,20 @@ def unit_counts(layers: int, plan: Plan) -> tuple[int, ...]:
 def layout_problems(layers: int, plan: Plan) -> list[str]:
     """Why these layers cannot be laid out like that; empty when they can."""
     stages, units = plan.stages, layers + 2
-    split = f"pipeline_parallel {plan.pipeline_parallel} · virtual_pipeline {plan.virtual_pipeline} = {stages} virtual stages"
+    split = f"pipeline_parallel {plan.pipeline_parallel} · virtual_pipeline {plan.virtual_pipeline} = {stages} stages"
     if not isinstance(plan.pipeline_layout, str):
         return _list_problems(plan.pipeline_layout, stages, units, split)
     divides = layers % stages == 0
     if plan.pipeline_layout == "even" and not divides:
-        return [f"{layers} layers do not divide evenly over {split} ({layers} / {stages} = {layers / stages:.4g}); {_remedy(layers, plan)}"]
+        quotient = f"{layers} / {stages} = {layers / stages:.4g}"
+        return [f"{layers} layers do not divide evenly over {split} ({quotient}); {_remedy(layers, plan)}"]
     if units < stages:
-        return [f"{layers} layers with embedding and head are {units} units, fewer than {split}; use at most {units} virtual stages"]
-    if plan.implementation == "megatron" and not divides and units % stages:
         return [
-            f"{layers} layers over {split}: megatron needs layers ({layers}) or layers + embedding + head ({units}) to be a multiple of "
-            f"{stages}, or an explicit pipeline_layout; {_remedy(layers, plan)}"
+            f"{layers} layers with embedding and head are {units} units, fewer than {split}; use at most {units} stages"
         ]
+    if plan.implementation == "megatron" and not divides and units % stages:
+        rule = f"layers ({layers}) or layers + embedding + head ({units}) to be a multiple of {stages}"
+        return [f"{layers} layers over {split}: megatron needs {rule}; {_remedy(layers, plan)}"]
     return []
 
 
@@ -63,7 +68,9 @@ def _list_problems(given: tuple[int, ...], stages: int, units: int, split: str) 
     if sum(given) != units:
         forgot = " (the list counts layers only: add 1 to the first for the embedding and 1 to the last for the head)"
         hint = forgot if sum(given) == units - 2 else ""
-        problems.append(f"pipeline_layout sums to {sum(given)} units; {units - 2} layers + embedding + head are {units}{hint}")
+        problems.append(
+            f"pipeline_layout sums to {sum(given)} units; {units - 2} layers + embedding + head are {units}{hint}"
+        )
     return problems
 
 
@@ -78,5 +85,7 @@ def _remedy(layers: int, plan: Plan) -> str:
     if virtuals and plan.virtual_pipeline > 1:
         options.append(f"virtual_pipeline {', '.join(map(str, virtuals[:4]))}")
     if (layers + 2) % plan.stages == 0:
-        options.append(f"pipeline_layout: auto, which counts embedding and head as units ({layers + 2} / {plan.stages})")
+        options.append(
+            f"pipeline_layout: auto, which counts embedding and head as units ({layers + 2} / {plan.stages})"
+        )
     return f"nearest that divide: {'; or '.join(options)}" if options else "give an explicit pipeline_layout"

@@ -1,10 +1,11 @@
 """The model: a dense decoder-only transformer of the GPT or Llama family, as numbers.
 
-`Model` is what the rest of Windtunnel works with: frozen, plain, complete. How it is written in a run file (presets, defaults, `rope:`)
-is the business of `plan.schema`; which plans it can run under is that of `plan.rules`.
+`Model` is what the rest of Windtunnel works with: frozen, plain, complete. How it is written in a run file
+(presets, defaults, `rope:`) is the business of `plan.schema`; which plans it can run under is that of `plan.rules`.
 
-Legend used everywhere: h = hidden, a = heads, k = kv_heads, d = head_dim, f = ffn, V = vocab, s = seq_length, L = layers.
-Counts are of the *unpadded* vocabulary, as papers and model cards count them; what is really allocated is `padded_vocab(t)`.
+Legend used everywhere: h = hidden, a = heads, k = kv_heads, d = head_dim, f = ffn, V = vocab, s = seq_length, L =
+layers. Counts are of the *unpadded* vocabulary, as papers and model cards count them; what is really allocated is
+`padded_vocab(t)`.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ Positions = Literal["learned", "rotary", "alibi"]
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How rotary frequencies are stretched. `linear` divides all by `factor`; `llama3` only the long wavelengths (Llama 3.1)."""
+    """How rotary frequencies are stretched. `linear` divides all by `factor`; `llama3` only the long wavelengths
+    (Llama 3.1)."""
 
     kind: Literal["linear", "llama3"]
     factor: float
@@ -28,7 +30,8 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """One transformer. Every field is resolved: nothing here is optional or `auto` (rope_scaling None means: not scaled)."""
+    """One transformer. Every field is resolved: nothing here is optional or `auto` (rope_scaling None means: not
+    scaled)."""
 
     name: str = "custom"
     layers: int

@@ -1,8 +1,8 @@
 """Numbers as people write them: 5e8, 1_000_000, "80 GiB", "2 us", "200 Gb/s".
 
-YAML 1.1 reads `5e8` as a string and JSON writers emit `5.0e8` for counts, so every number of a run file passes through here, once.
-Inside the program numbers are plain ints and floats in the unit their name says; this file is the only place that knows units.
-Every function raises ValueError with a sentence that quotes the value.
+YAML 1.1 reads `5e8` as a string and JSON writers emit `5.0e8` for counts, so every number of a run file passes
+through here, once. Inside the program numbers are plain ints and floats in the unit their name says; this file is
+the only place that knows units. Every function raises ValueError with a sentence that quotes the value.
 """
 
 import math
@@ -11,20 +11,47 @@ import re
 _NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][+-]?\d+)?")
 
 BYTES: dict[str, float] = {
-    "B": 1, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "PB": 1e15,
-    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50,
-    "b": 1 / 8, "kb": 125, "Kb": 125, "Mb": 125e3, "Gb": 125e6, "Tb": 125e9,
-}  # fmt: skip
+    "B": 1,
+    "kB": 1e3,
+    "KB": 1e3,
+    "MB": 1e6,
+    "GB": 1e9,
+    "TB": 1e12,
+    "PB": 1e15,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+    "PiB": 2**50,
+    "b": 1 / 8,
+    "kb": 125,
+    "Kb": 125,
+    "Mb": 125e3,
+    "Gb": 125e6,
+    "Tb": 125e9,
+}
 SECONDS: dict[str, float] = {
-    "ps": 1e-12, "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0,
-}  # fmt: skip
+    "ps": 1e-12,
+    "ns": 1e-9,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "μs": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+}
 BYTES_PER_S: dict[str, float] = {f"{unit}/s": factor for unit, factor in BYTES.items()} | {
-    "Gbps": 125e6, "Mbps": 125e3, "Tbps": 125e9,
-}  # fmt: skip
+    "Gbps": 125e6,
+    "Mbps": 125e3,
+    "Tbps": 125e9,
+}
 
 
 def number(value: object) -> float:
-    """A finite number: an int or float, or a string such as '5e8' or '1_000_000'. Ints stay ints, so large counts stay exact."""
+    """A finite number: an int or float, or a string such as '5e8' or '1_000_000'. Ints stay ints, so large counts
+    stay exact."""
     if isinstance(value, bool):
         raise ValueError(f"{str(value).lower()} is not a number")
     if isinstance(value, str):
@@ -49,7 +76,8 @@ def integer(value: object) -> int:
 
 
 def quantity(value: object, unit: str, units: dict[str, float]) -> float:
-    """A number in `unit`: a bare number is already in it, '80 GB' is converted. `units` maps each legal unit to its SI size."""
+    """A number in `unit`: a bare number is already in it, '80 GB' is converted. `units` maps each legal unit to its
+    SI size."""
     if isinstance(value, str):
         text = value.strip()
         found = _NUMBER.match(text)

@@ -1,10 +1,12 @@
 """The plan: how one training step is spread over the machines (the `plan:` section), with every choice made.
 
-`Plan` is resolved: `auto` is gone from every number a compiler reads. What stays symbolic is `pipeline_layout` (read `plan.layout.layout`)
-and the algorithm choices of `Communication` (the simulator's profile decides what `auto` costs).
+`Plan` is resolved: `auto` is gone from every number a compiler reads. What stays symbolic is `pipeline_layout`
+(read `plan.layout.layout`) and the algorithm choices of `Communication` (the simulator's profile decides what
+`auto` costs).
 
-Degrees multiply to the world: TP · CP · PP · DP. `global_batch_size` counts sequences an optimizer step; `micro_batch_size` sequences
-of one forward pass of one data-parallel rank, so each rank runs `microbatches` of them.
+Degrees multiply to the world: TP · CP · PP · DP. `global_batch_size` counts sequences an optimizer step;
+`micro_batch_size` sequences of one forward pass of one data-parallel rank, so each rank runs `microbatches` of
+them.
 """
 
 from dataclasses import dataclass
@@ -14,7 +16,17 @@ Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "zb-h1"]
 Precision = Literal["fp64", "fp32", "fp16", "bf16", "fp8"]
 Recompute = Literal["none", "selective", "full", "layers"]
 
-DTYPE_BYTES: dict[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "int32": 4, "int8": 1, "bool": 1}
+DTYPE_BYTES: dict[str, int] = {
+    "fp64": 8,
+    "fp32": 4,
+    "bf16": 2,
+    "fp16": 2,
+    "fp8": 1,
+    "int64": 8,
+    "int32": 4,
+    "int8": 1,
+    "bool": 1,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +41,8 @@ class Zero:
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """Where optimizer state, parameters and activations live when not on the GPU: none | cpu | nvme; `fraction` of the optimizer."""
+    """Where optimizer state, parameters and activations live when not on the GPU: none | cpu | nvme; `fraction` of
+    the optimizer."""
 
     optimizer: Literal["none", "cpu", "nvme"] = "none"
     parameters: Literal["none", "cpu", "nvme"] = "none"
@@ -39,7 +52,8 @@ class Offload:
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """Gradient buckets and collective choices. A bucket closes at the first parameter end at or above `bucket_mb` (1e6 bytes of gradient)."""
+    """Gradient buckets and collective choices. A bucket closes at the first parameter end at or above `bucket_mb`
+    (1e6 bytes of gradient)."""
 
     bucket_mb: float
     overlap: bool = True
@@ -49,7 +63,8 @@ class Communication:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One way to run the step. See the module docstring for what is resolved; `plan.rules` has checked it against model and cluster."""
+    """One way to run the step. See the module docstring for what is resolved; `plan.rules` has checked it against
+    model and cluster."""
 
     implementation: Literal["windtunnel", "megatron", "deepspeed", "torch-fsdp"] = "windtunnel"
     tensor_parallel: int = 1
@@ -57,7 +72,8 @@ class Plan:
     pipeline_parallel: int = 1
     virtual_pipeline: int = 1
     pipeline_layout: str | tuple[int, ...] = "auto"
-    """`auto`, `even`, or units per virtual stage in order of the layers (virtual stage c·PP + stage holds chunk c of `stage`)."""
+    """`auto`, `even`, or units per virtual stage in order of the layers (virtual stage c·PP + stage holds chunk c
+    of `stage`)."""
     microbatch_group: int = 1
     context_parallel: int = 1
     expert_parallel: int = 1

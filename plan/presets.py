@@ -1,7 +1,8 @@
 """Presets: published models, GPUs and node types by name, from the YAML files in `plan/presets/`.
 
-A run file names one (`model: gpt3-175b`, `cluster: {preset: dgx-h100, nodes: 4}`) and may override its keys one by one; nested mappings
-are merged (`nics: {count: 4}` keeps the preset's bandwidth). Each file says where its numbers were published.
+A run file names one (`model: gpt3-175b`, `cluster: {preset: dgx-h100, nodes: 4}`) and may override its keys one by
+one; nested mappings are merged (`nics: {count: 4}` keeps the preset's bandwidth). Each file says where its numbers
+were published.
 """
 
 from collections.abc import Mapping

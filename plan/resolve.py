@@ -1,7 +1,7 @@
 """From what a run file says to a `Run`: presets filled in, every `auto` decided, every rule checked.
 
-The order matters once: a GPU cluster decides data_parallel (what is left of the GPUs), a CPU cluster is sized by the plan. All problems
-of all sections are collected before anything is raised, so that one load shows them all.
+The order matters once: a GPU cluster decides data_parallel (what is left of the GPUs), a CPU cluster is sized by
+the plan. All problems of all sections are collected before anything is raised, so that one load shows them all.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,8 @@ from plan.schema import (
 
 
 def resolve(raw: Mapping[str, Any]) -> Run:
-    """A checked Run. Raises InputError with every problem, or NotYetForecast when being unsupported is all that is wrong."""
+    """A checked Run. Raises InputError with every problem, or NotYetForecast when being unsupported is all that is
+    wrong."""
     specs, problems = _read(raw)
     if any(spec is None for spec in specs.values()):
         raise InputError(problems)
@@ -165,9 +166,8 @@ def _size(spec: ClusterSpec, plan: PlanSpec) -> tuple[int, int, int, list[str]]:
     gpus = spec.gpus or per_node * (spec.nodes or 1)
     nodes = -(-gpus // per_node)
     if spec.nodes not in (None, nodes):
-        return gpus, per_node, nodes, [
-            f"cluster.gpus {gpus} on nodes of {per_node} is {nodes} nodes, but cluster.nodes says {spec.nodes}; give one of the two"
-        ]  # fmt: skip
+        size = f"cluster.gpus {gpus} on nodes of {per_node} is {nodes} nodes"
+        return gpus, per_node, nodes, [f"{size}, but cluster.nodes says {spec.nodes}; give one of the two"]
     return gpus, per_node, nodes, []
 
 
@@ -205,9 +205,20 @@ def _plan(spec: PlanSpec, model: Model, cluster: Cluster) -> Plan:
 
 
 _DERIVED = {
-    "pipeline_layout", "microbatch_group", "data_parallel", "schedule", "zero", "offload", "global_batch_size", "recompute",
-    "gradient_dtype", "attention", "kernels", "loss_chunks", "communication",
-}  # fmt: skip
+    "pipeline_layout",
+    "microbatch_group",
+    "data_parallel",
+    "schedule",
+    "zero",
+    "offload",
+    "global_batch_size",
+    "recompute",
+    "gradient_dtype",
+    "attention",
+    "kernels",
+    "loss_chunks",
+    "communication",
+}
 
 
 def _optimizer(spec: OptimizerSpec) -> Optimizer:
@@ -219,5 +230,10 @@ def _optimizer(spec: OptimizerSpec) -> Optimizer:
         eps=spec.eps,
         weight_decay=spec.weight_decay,
         clip_norm=spec.clip_norm,
-        schedule=LrSchedule(schedule.kind, schedule.warmup_steps, schedule.decay_steps, schedule.min_lr),
+        schedule=LrSchedule(
+            schedule.kind,
+            schedule.warmup_steps,
+            schedule.decay_steps,
+            spec.lr / 10 if schedule.min_lr is None else schedule.min_lr,
+        ),
     )

@@ -1,8 +1,8 @@
 """Every rule between model, cluster and plan, in one place.
 
-Each rule is a function from a `Run` to sentences; a sentence names the values, the rule and a nearest value that obeys it. `check` runs them
-all and keeps two lists apart: what is *illegal* (no machine can run it) and what is merely *unsupported* (`plan.supported`).
-A new rule is a new function in RULES.
+Each rule is a function from a `Run` to sentences; a sentence names the values, the rule and a nearest value that
+obeys it. `check` runs them all and keeps two lists apart: what is *illegal* (no machine can run it) and what is
+merely *unsupported* (`plan.supported`). A new rule is a new function in RULES.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +23,12 @@ def world_size(run: Run) -> Iterator[str]:
     plan, gpus = run.plan, run.cluster.gpus
     if plan.world == gpus:
         return
-    parts = [("TP", plan.tensor_parallel), ("CP", plan.context_parallel), ("PP", plan.pipeline_parallel), ("DP", plan.data_parallel)]
+    parts = [
+        ("TP", plan.tensor_parallel),
+        ("CP", plan.context_parallel),
+        ("PP", plan.pipeline_parallel),
+        ("DP", plan.data_parallel),
+    ]
     shown = [(name, size) for name, size in parts if size > 1 or name != "CP"]
     product = " × ".join(f"{name}{size}" for name, size in shown)
     near = ", ".join(f"TP{t} PP{p} DP{d}" for t, p, d in nearest_plans(run)[:3])
@@ -65,12 +70,15 @@ def batch(run: Run) -> Iterator[str]:
     micros = [m for m in divisors(plan.global_batch_size) if plan.global_batch_size % (m * plan.data_parallel) == 0]
     if micros:
         repairs.append(f"micro_batch_size {nearest_number(plan.micro_batch_size, micros)}")
-    replicas = [d for d in divisors(plan.global_batch_size) if plan.global_batch_size % (d * plan.micro_batch_size) == 0]
+    replicas = [
+        d for d in divisors(plan.global_batch_size) if plan.global_batch_size % (d * plan.micro_batch_size) == 0
+    ]
     if replicas:
         repairs.append(f"data_parallel {nearest_number(plan.data_parallel, replicas)}")
     yield (
-        f"batch: {plan.global_batch_size} != {plan.micro_batch_size} × {ratio:.4g} × {plan.data_parallel} (global_batch_size = "
-        f"micro_batch_size × micro-batches × data_parallel, and micro-batches must be whole); nearest: {', '.join(repairs)}"
+        f"batch: {plan.global_batch_size} != {plan.micro_batch_size} × {ratio:.4g} × {plan.data_parallel} "
+        "(global_batch_size = micro_batch_size × micro-batches × data_parallel, and micro-batches must be whole); "
+        f"nearest: {', '.join(repairs)}"
     )
 
 
@@ -94,23 +102,26 @@ def tensor_parallel(run: Run) -> Iterator[str]:
 
 
 def heads(run: Run) -> Iterator[str]:
-    """hidden = heads · head_dim unless head_dim is chosen; heads share kv_heads evenly; rotary needs an even head_dim."""
+    """hidden = heads · head_dim unless head_dim is chosen; heads share kv_heads evenly; rotary needs an even
+    head_dim."""
     model = run.model
     if model.hidden % model.heads and model.head_dim == model.hidden // model.heads:
         legal = nearest_number(model.heads, divisors(model.hidden))
-        yield f"model.hidden {model.hidden} is not a multiple of heads {model.heads}; give model.head_dim, or heads {legal}"
+        yield f"model.hidden {model.hidden} is not a multiple of heads {model.heads}; give head_dim, or heads {legal}"
     if model.heads % model.kv_heads:
         legal = nearest_number(model.kv_heads, divisors(model.heads))
         yield f"model.heads {model.heads} is not a multiple of kv_heads {model.kv_heads}; nearest kv_heads {legal}"
     if model.positions == "rotary" and model.head_dim % 2:
-        yield f"model.head_dim {model.head_dim} is odd; rotary positions rotate pairs: use {model.head_dim - 1} or {model.head_dim + 1}"
+        near = f"{model.head_dim - 1} or {model.head_dim + 1}"
+        yield f"model.head_dim {model.head_dim} is odd, but rotary positions rotate pairs; use {near}"
 
 
 def positions(run: Run) -> Iterator[str]:
     """A learned position table has a row for every position."""
     model = run.model
     if model.positions == "learned" and model.max_positions < model.seq_length:
-        yield f"model.max_positions {model.max_positions} is below seq_length {model.seq_length}; give at least {model.seq_length}"
+        least = model.seq_length
+        yield f"model.max_positions {model.max_positions} is below seq_length {least}; give at least {least}"
 
 
 def sequence_parallel(run: Run) -> Iterator[str]:
@@ -119,14 +130,11 @@ def sequence_parallel(run: Run) -> Iterator[str]:
     if not plan.sequence_parallel:
         return
     if plan.tensor_parallel == 1:
-        yield "sequence_parallel: true needs tensor_parallel > 1 (it is 1); set it to false, or tensor_parallel to 2 or more"
+        yield "sequence_parallel: true needs tensor_parallel > 1 (it is 1); use false, or tensor_parallel 2 or more"
     elif seq % (plan.tensor_parallel * plan.context_parallel):
         share = plan.tensor_parallel * plan.context_parallel
-        yield f"seq_length {seq} is not a multiple of tensor_parallel {share}, which sequence_parallel needs; nearest {_multiple(seq, share)}"
-
-
-def _multiple(value: int, of: int) -> int:
-    return max(of, round(value / of) * of)
+        near = max(share, round(seq / share) * share)
+        yield f"sequence_parallel: seq_length {seq} is not a multiple of tensor_parallel {share}; nearest {near}"
 
 
 def layers(run: Run) -> Iterator[str]:
@@ -140,23 +148,25 @@ def virtual_pipeline(run: Run) -> Iterator[str]:
     p, v, m, n = plan.pipeline_parallel, plan.virtual_pipeline, plan.microbatches, plan.microbatch_group
     if v == 1:
         if plan.schedule == "interleaved-1f1b":
-            yield "schedule interleaved-1f1b needs virtual_pipeline > 1 (it is 1); use schedule 1f1b or virtual_pipeline 2"
+            yield "schedule interleaved-1f1b needs virtual_pipeline > 1 (it is 1); use 1f1b, or virtual_pipeline 2"
         return
     if p == 1:
         yield f"virtual_pipeline {v} needs pipeline_parallel > 1 (it is 1); use virtual_pipeline 1"
         return
     if plan.schedule in ("1f1b", "gpipe"):
-        yield f"schedule {plan.schedule} runs one chunk a stage, but virtual_pipeline is {v}; use interleaved-1f1b or virtual_pipeline 1"
+        repair = "use interleaved-1f1b, or virtual_pipeline 1"
+        yield f"schedule {plan.schedule} runs one chunk a stage, but virtual_pipeline is {v}; {repair}"
     if not p <= n <= max(p, m):
-        yield f"microbatch_group {n} must lie between pipeline_parallel {p} and the {m} micro-batches; nearest {min(max(n, p), max(p, m))}"
+        near = min(max(n, p), max(p, m))
+        yield f"microbatch_group {n} must lie between pipeline_parallel {p} and the {m} micro-batches; nearest {near}"
     elif m % n and m % n < p:
         legal = [k for k in range(p, m + 1) if m % k == 0 or m % k >= p]
         group = f"; or microbatch_group {nearest_number(n, legal)}" if legal else ""
         size = plan.micro_batch_size * plan.data_parallel
         batches = " or ".join(str(k * n * size) for k in (m // n, m // n + 1) if k)
         yield (
-            f"interleaving runs micro-batches in groups of {n}: {m} leave a rest of {m % n}, which must be 0 or at least pipeline_parallel "
-            f"{p}; nearest: global_batch_size {batches}{group}"
+            f"interleaving runs micro-batches in groups of {n}: {m} leave a rest of {m % n}, which must be 0 or "
+            f"at least pipeline_parallel {p}; nearest: global_batch_size {batches}{group}"
         )
 
 
@@ -165,9 +175,10 @@ def zero_with_pipeline(run: Run) -> Iterator[str]:
     plan = run.plan
     if plan.zero_stage >= 2 and plan.pipeline_parallel > 1:
         yield (
-            f"zero_stage {plan.zero_stage} with pipeline_parallel {plan.pipeline_parallel}: ZeRO-2 and ZeRO-3 are incompatible with pipeline "
-            "parallelism, since gradients accumulate over the micro-batches and partitioning them would reduce on every one; use zero_stage 1 "
-            f"with this pipeline, or zero_stage {plan.zero_stage} with pipeline_parallel 1"
+            f"zero_stage {plan.zero_stage} with pipeline_parallel {plan.pipeline_parallel}: ZeRO-2 and ZeRO-3 are "
+            "incompatible with pipeline parallelism, since gradients accumulate over the micro-batches and "
+            "partitioning them would reduce on every one; use zero_stage 1 with this pipeline, or "
+            f"zero_stage {plan.zero_stage} with pipeline_parallel 1"
         )
 
 
@@ -176,8 +187,9 @@ def attention(run: Run) -> Iterator[str]:
     model, plan = run.model, run.plan
     if model.attention_dropout > 0 and plan.attention != "unfused":
         yield (
-            f"model.attention_dropout {model.attention_dropout} needs attention: unfused, but it is {plan.attention} (a fused kernel's own "
-            "generator depends on the layout, so the run could not be reproduced); use unfused, or attention_dropout 0"
+            f"model.attention_dropout {model.attention_dropout} needs attention: unfused, but it is {plan.attention} "
+            "(a fused kernel's own generator depends on the layout, so the run could not be reproduced); "
+            "use unfused, or attention_dropout 0"
         )
 
 
@@ -185,11 +197,14 @@ def recompute(run: Run) -> Iterator[str]:
     """Recompute options that contradict each other."""
     plan = run.plan
     if plan.partition_activations and plan.recompute not in ("full", "layers"):
-        yield f"partition_activations splits recomputed layers' inputs, but recompute is {plan.recompute}; use recompute: full"
+        yield f"partition_activations splits inputs of recomputed layers, but recompute is {plan.recompute}; use full"
     if plan.partition_activations and plan.tensor_parallel == 1:
         yield "partition_activations needs tensor_parallel > 1 (it is 1); set it to false"
     if plan.partition_activations and plan.sequence_parallel:
-        yield "partition_activations does nothing with sequence_parallel: layer inputs are already split over TP; set one of them to false"
+        yield (
+            "partition_activations does nothing with sequence_parallel: layer inputs are already split over TP; "
+            "set one of them to false"
+        )
     if plan.recompute_layers > run.model.layers:
         yield f"recompute layers {plan.recompute_layers} is more than the model's {run.model.layers}; use full"
 
@@ -199,7 +214,8 @@ def loss(run: Run) -> Iterator[str]:
     tokens = run.plan.micro_batch_size * run.model.seq_length
     if tokens % run.plan.loss_chunks:
         legal = nearest_number(run.plan.loss_chunks, divisors(tokens))
-        yield f"loss_chunks {run.plan.loss_chunks} does not divide the {tokens} tokens of a micro-batch; nearest {legal}"
+        given = run.plan.loss_chunks
+        yield f"loss_chunks {given} does not divide the {tokens} tokens of a micro-batch; nearest {legal}"
 
 
 def optimizer(run: Run) -> Iterator[str]:
@@ -207,14 +223,26 @@ def optimizer(run: Run) -> Iterator[str]:
     schedule = run.optimizer.schedule
     if schedule.kind != "constant" and schedule.warmup_steps >= schedule.decay_steps:
         yield (
-            f"optimizer.schedule warms up for {schedule.warmup_steps} steps but ends its decay at {schedule.decay_steps}; "
-            f"use warmup_steps below {schedule.decay_steps}"
+            f"optimizer.schedule warms up for {schedule.warmup_steps} steps but ends its decay at "
+            f"{schedule.decay_steps}; use warmup_steps below {schedule.decay_steps}"
         )
     if schedule.kind != "constant" and schedule.min_lr > run.optimizer.lr:
-        yield f"optimizer.schedule.min_lr {schedule.min_lr:g} is above lr {run.optimizer.lr:g}; use at most {run.optimizer.lr:g}"
+        lr = run.optimizer.lr
+        yield f"optimizer.schedule.min_lr {schedule.min_lr:g} is above lr {lr:g}; use at most {lr:g}"
 
 
 RULES: tuple[Callable[[Run], Iterator[str]], ...] = (
-    world_size, batch, heads, positions, tensor_parallel, sequence_parallel, layers, virtual_pipeline, zero_with_pipeline, attention,
-    recompute, loss, optimizer,
-)  # fmt: skip
+    world_size,
+    batch,
+    heads,
+    positions,
+    tensor_parallel,
+    sequence_parallel,
+    layers,
+    virtual_pipeline,
+    zero_with_pipeline,
+    attention,
+    recompute,
+    loss,
+    optimizer,
+)

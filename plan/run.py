@@ -3,8 +3,9 @@
     run = load("examples/llama-3-8b.yaml", ["plan.tensor_parallel=4"])
     run.model.parameters(), run.plan.microbatches, run.cluster.gpus
 
-`load` reads a YAML file (or a dict), applies `--set` overrides, fills presets, resolves every `auto` and checks every rule; what is wrong
-is reported all together in one `InputError`. `run.to_dict()` is the run as resolved: dump it as YAML, load it again, get an equal `Run`.
+`load` reads a YAML file (or a dict), applies `--set` overrides, fills presets, resolves every `auto` and checks
+every rule; what is wrong is reported all together in one `InputError`. `run.to_dict()` is the run as resolved: dump
+it as YAML, load it again, get an equal `Run`.
 """
 
 import json
@@ -44,7 +45,8 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """How long, from which seed, and which steps are recorded instruction by instruction (record_every None: see `records`)."""
+    """How long, from which seed, and which steps are recorded instruction by instruction (record_every None: see
+    `records`)."""
 
     steps: int = 100
     seed: int = 1234
@@ -52,7 +54,8 @@ class Train:
     eval_every: int = 0
 
     def records(self, step: int) -> bool:
-        """Whether step (0-based) is recorded. Auto: the last 3 of a run of at least 8 steps (its last if shorter), and every 500th."""
+        """Whether step (0-based) is recorded. Auto: the last 3 of a run of at least 8 steps (its last if shorter),
+        and every 500th."""
         if self.record_every is not None:
             return (step + 1) % self.record_every == 0
         last = 3 if self.steps >= 8 else 1
@@ -121,7 +124,8 @@ class Run:
 
 
 def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Run:
-    """The run of a YAML file or dict, with `section.key=value` overrides applied. Raises InputError with every problem found."""
+    """The run of a YAML file or dict, with `section.key=value` overrides applied. Raises InputError with every
+    problem found."""
     from plan.resolve import resolve  # pydantic is imported only when there is something to read
 
     raw: dict[str, Any] = read_yaml(source) if isinstance(source, str | Path) else {**source}
@@ -129,14 +133,16 @@ def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """A YAML file as a mapping. Raises InputError when it cannot be read, is empty, repeats a key or is not a mapping."""
+    """A YAML file as a mapping. Raises InputError when it cannot be read, is empty, repeats a key or is not a
+    mapping."""
     from plan.files import mapping_from_yaml
 
     return mapping_from_yaml(Path(path))
 
 
 def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A copy of `raw` with each `a.b=value` set; the value is read as YAML. A section given as a preset name becomes a mapping."""
+    """A copy of `raw` with each `a.b=value` set; the value is read as YAML. A section given as a preset name
+    becomes a mapping."""
     from plan.files import parse_yaml
 
     result: dict[str, Any] = dict(raw)
@@ -150,7 +156,9 @@ def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]
         level = result
         for key in keys[:-1]:
             inner = level.get(key)
-            level[key] = {"preset": inner} if isinstance(inner, str) else dict(inner) if isinstance(inner, Mapping) else {}
+            level[key] = (
+                {"preset": inner} if isinstance(inner, str) else dict(inner) if isinstance(inner, Mapping) else {}
+            )
             level = level[key]
         level[keys[-1]] = parse_yaml(value, f"--set {text}")
     if problems:

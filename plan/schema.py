@@ -1,8 +1,9 @@
 """The file edge: what each section of a run file may contain, as pydantic models.
 
-The only module of `plan` that imports pydantic; `plan.run.load` imports it when it has a file to read. A spec says which keys exist, which
-kind of value each takes and what is assumed when it is left out; `None` means "derive it" (`auto` in a file). Turning specs into
-the frozen dataclasses the program works with is done in `plan.resolve`; rules *between* values are in `plan.rules`.
+The only module of `plan` that imports pydantic; `plan.run.load` imports it when it has a file to read. A spec says
+which keys exist, which kind of value each takes and what is assumed when it is left out; `None` means "derive it"
+(`auto` in a file). Turning specs into the frozen dataclasses the program works with is done in `plan.resolve`;
+rules *between* values are in `plan.rules`.
 
 `read_section` reports all wrong keys and values at once, each with its dotted path and the nearest key.
 """
@@ -180,7 +181,7 @@ class LrScheduleSpec(Spec):
     kind: Literal["constant", "linear", "cosine"] = "cosine"
     warmup_steps: CountOrZero = 100
     decay_steps: Count = 10000
-    min_lr: NotNegative = 6.0e-6
+    min_lr: Annotated[NotNegative | None, Auto] = None
 
 
 class OptimizerSpec(Spec):
@@ -263,7 +264,9 @@ def read_section(spec: type[S], raw: object, where: str) -> tuple[S | None, list
     if raw is None:
         raw = {}
     if not isinstance(raw, Mapping):
-        return None, [f"{where} is {raw!r}; it must be a mapping with keys such as {', '.join(list(spec.model_fields)[:4])}"]
+        return None, [
+            f"{where} is {raw!r}; it must be a mapping with keys such as {', '.join(list(spec.model_fields)[:4])}"
+        ]
     corrected, problems = correct_keys(spec, raw, where)
     try:
         return spec.model_validate(corrected), problems
@@ -281,24 +284,42 @@ def _sentences(error: ValidationError, where: str, raw: Mapping[str, Any]) -> li
 
 
 def _is_key(part: object, raw: Mapping[str, Any], loc: tuple[Any, ...]) -> bool:
-    """False for the union-branch labels that pydantic puts in a location ('literal[...]', a class name, 'list[...]')."""
+    """False for the union-branch labels that pydantic puts in a location ('literal[...]', a class name,
+    'list[...]')."""
     text = str(part)
-    return isinstance(part, int) or not (text.endswith("Spec") or "[" in text or text in ("int", "float", "str", "bool"))
+    return isinstance(part, int) or not (
+        text.endswith("Spec") or "[" in text or text in ("int", "float", "str", "bool")
+    )
+
+
+OTHER_FORMS = {
+    "plan.recompute": ", or {layers: n}",
+    "plan.pipeline_layout": ", or a list with the number of units of each stage",
+    "model.rope.scaling": ", or a mapping with kind and factor",
+}
+BOUNDS = {
+    "greater_than_equal": ("ge", "at least {0}; the nearest is {0}"),
+    "greater_than": ("gt", "above {0}"),
+    "less_than_equal": ("le", "at most {0}; the nearest is {0}"),
+    "less_than": ("lt", "below {0}"),
+}
 
 
 def _sentence(path: str, details: list[Any]) -> str:
     detail = details[0]
-    given = detail["input"]
-    if detail["type"] == "missing":
+    given, kind = detail["input"], detail["type"]
+    if kind == "missing":
         return f"{path} is missing"
     allowed = [d["ctx"]["expected"] for d in details if d["type"] == "literal_error"]
     if allowed:
         options = allowed[0].replace(" or ", ", ").replace("'", "").split(", ")
         near = nearest_name(str(given), options)
         hint = f"; the nearest is {near!r}" if near else ""
-        forms = " or a mapping or list of that form" if len(details) > 1 else ""
-        return f"{path} is {given!r}; it must be one of {', '.join(options)}{forms}{hint}"
+        return f"{path} is {given!r}; it must be one of {', '.join(options)}{OTHER_FORMS.get(path, '')}{hint}"
+    if kind in BOUNDS:
+        bound, sentence = BOUNDS[kind]
+        return f"{path} is {given!r}; it must be {sentence.format(detail['ctx'][bound])}"
+    if kind.startswith("bool"):
+        return f"{path} is {given!r}; it must be true or false"
     message = str(detail["msg"]).removeprefix("Value error, ")
-    if detail["type"] == "value_error":
-        return f"{path}: {message}"
-    return f"{path} is {given!r}: {message[0].lower()}{message[1:]}"
+    return f"{path}: {message}" if kind == "value_error" else f"{path} is {given!r}: {message[0].lower()}{message[1:]}"

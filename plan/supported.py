@@ -11,7 +11,8 @@ from plan.run import Run
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One key of the language: how to read it from a run, the values supported, and what to use instead of the others."""
+    """One key of the language: how to read it from a run, the values supported, and what to use instead of the
+    others."""
 
     key: str
     value: Callable[[Run], object]
@@ -20,23 +21,56 @@ class Feature:
 
 
 FEATURES: tuple[Feature, ...] = (
-    Feature("plan.implementation", lambda run: run.plan.implementation, ("windtunnel", "megatron"), "implementation: windtunnel"),
-    Feature("plan.schedule", lambda run: run.plan.schedule, ("gpipe", "1f1b", "interleaved-1f1b"), "schedule: 1f1b or interleaved-1f1b"),
-    Feature("plan.zero_stage", lambda run: run.plan.zero_stage, (0, 1), "zero_stage: 1, with more tensor or pipeline parallelism"),
-    Feature("plan.context_parallel", lambda run: run.plan.context_parallel, (1,), "context_parallel: 1 with sequence_parallel: true"),
-    Feature("plan.expert_parallel", lambda run: run.plan.expert_parallel, (1,), "expert_parallel: 1 (dense models only)"),
+    Feature(
+        "plan.implementation",
+        lambda run: run.plan.implementation,
+        ("windtunnel", "megatron"),
+        "implementation: windtunnel",
+    ),
+    Feature(
+        "plan.schedule",
+        lambda run: run.plan.schedule,
+        ("gpipe", "1f1b", "interleaved-1f1b"),
+        "schedule: 1f1b or interleaved-1f1b",
+    ),
+    Feature(
+        "plan.zero_stage",
+        lambda run: run.plan.zero_stage,
+        (0, 1),
+        "zero_stage: 1, with more tensor or pipeline parallelism",
+    ),
+    Feature(
+        "plan.context_parallel",
+        lambda run: run.plan.context_parallel,
+        (1,),
+        "context_parallel: 1 with sequence_parallel: true",
+    ),
+    Feature(
+        "plan.expert_parallel", lambda run: run.plan.expert_parallel, (1,), "expert_parallel: 1 (dense models only)"
+    ),
     Feature("plan.rank_order", lambda run: run.plan.rank_order, ("tp-cp-ep-dp-pp",), "rank_order: tp-cp-ep-dp-pp"),
-    Feature("plan.recompute", lambda run: run.plan.recompute, ("none", "selective", "full", "layers"), "recompute: full"),
-    Feature("plan.partition_activations", lambda run: run.plan.partition_activations, (False,), "sequence_parallel: true, which splits them too"),
+    Feature(
+        "plan.recompute", lambda run: run.plan.recompute, ("none", "selective", "full", "layers"), "recompute: full"
+    ),
+    Feature(
+        "plan.partition_activations",
+        lambda run: run.plan.partition_activations,
+        (False,),
+        "sequence_parallel: true, which splits them too",
+    ),
     Feature("plan.precision", lambda run: run.plan.precision, ("fp64", "fp32", "bf16", "fp16"), "precision: bf16"),
     Feature("plan.gradient_dtype", lambda run: run.plan.gradient_dtype, ("fp32", "fp64"), "gradient_dtype: fp32"),
     Feature("plan.attention", lambda run: run.plan.attention, ("unfused", "flash"), "attention: flash"),
     Feature("plan.kernels", lambda run: run.plan.kernels, ("eager", "compiled"), "kernels: compiled"),
-    Feature("plan.offload.optimizer", lambda run: run.plan.offload.optimizer, ("none",), "zero_stage: 1 without offload"),
+    Feature(
+        "plan.offload.optimizer", lambda run: run.plan.offload.optimizer, ("none",), "zero_stage: 1 without offload"
+    ),
     Feature("plan.offload.parameters", lambda run: run.plan.offload.parameters, ("none",), "offload.parameters: none"),
     Feature("plan.offload.activations", lambda run: run.plan.offload.activations, ("none",), "recompute: full"),
     Feature("plan.hybrid", lambda run: run.plan.hybrid, ("none",), "hybrid: none with sequence_parallel: true"),
-    Feature("plan.gradient_compression", lambda run: run.plan.gradient_compression, ("none",), "gradient_compression: none"),
+    Feature(
+        "plan.gradient_compression", lambda run: run.plan.gradient_compression, ("none",), "gradient_compression: none"
+    ),
     Feature("plan.communication.order", lambda run: run.plan.communication.order, ("auto",), "order: auto"),
 )
 
