@@ -1,1 +1,2 @@
-"""Calibration: profiles: what every operation costs on a device, with provenance; benchmarks and fits that make them."""
+"""Calibration: profiles: what every operation costs on a device, with provenance; benchmarks and fits that make
+them."""

@@ -1,0 +1,133 @@
+"""The time of one kernel call: which measured table or fitted line answers for it, and how far it is from what was
+measured.
+
+An entry is keyed by (operator, dtype, variant); `*` matches anything. The search goes from exact to general and what
+it had to give up is reported by `Coverage`, so that a forecast can say so:
+
+    same operator, dtype and variant → other variant → other dtype (time scaled by element size or rate) → the class's
+    fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from calibration.forms import AttentionForm, GemmForm
+from calibration.lookup import Curve, Scatter
+from plan.ops import OPERATORS
+from plan.program import DTYPE_BYTES, KernelCall
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How well a call is covered. `inside`: between measured points (or a fit that has no table); `extrapolated`:
+    outside by `factor` in some extent; `missing`: never measured, derived by `how`."""
+
+    status: Literal["inside", "extrapolated", "missing"]
+    factor: float
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One operator's cost at a dtype and variant (`*`: any). Exactly one model is set."""
+
+    op: str
+    dtype: str
+    variant: str
+    gemm: GemmForm | None = None
+    attention: AttentionForm | None = None
+    memory: Curve | None = None
+    scatter: Scatter | None = None
+    sigma: float = 0.0
+
+    def seconds(self, call: KernelCall, dtype: str) -> float:
+        """Time of one execution of `call`, taken as if in `dtype`."""
+        operator = OPERATORS[call.op]
+        one = call if dtype == call.dtype else KernelCall(call.op, call.shape, dtype, call.variant)
+        if self.memory is not None:
+            return self.memory.seconds(operator.bytes_(one))
+        shape = extents(call)
+        if self.gemm is not None:
+            base = self.gemm.seconds(operator.bytes_(one), *shape)
+        else:
+            assert self.attention is not None
+            b, heads, _, s, d = shape
+            base = self.attention.seconds(operator.flops(one), b, heads, s, d)
+        return base * self.scatter.correction(shape) if self.scatter else base
+
+    def overshoot(self, call: KernelCall) -> float:
+        """Factor by which `call` lies outside the entry's points (1 inside, or when it is a bare fit)."""
+        if self.memory is not None:
+            return self.memory.overshoot(OPERATORS[call.op].bytes_(call))
+        return self.scatter.overshoot(extents(call)) if self.scatter else 1.0
+
+
+def extents(call: KernelCall) -> tuple[int, ...]:
+    """Coordinates of a call in its table: (batch, m, n, k), or (b, heads, kv_heads, s, d)."""
+    if call.op == "gemm":
+        return (1, *call.shape)
+    return call.shape
+
+
+class KernelTimes:
+    """All entries of a profile for one thread count. `find` is the whole policy of fallbacks."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self._entries: dict[tuple[str, str, str], Entry] = {(e.op, e.dtype, e.variant): e for e in entries}
+
+    def seconds(self, call: KernelCall) -> float:
+        """Time of one execution. Raises KeyError when the profile has no entry of the call's class at all."""
+        entry, dtype, ratio, _ = self.find(call)
+        return entry.seconds(call, dtype) * ratio
+
+    def covers(self, call: KernelCall, beyond: float = 2.0) -> Coverage:
+        """Whether `call` is inside, outside by more than `beyond`, or missing."""
+        entry, _, _, how = self.find(call)
+        if how:
+            return Coverage("missing", 1.0, how)
+        factor = entry.overshoot(call)
+        return Coverage("extrapolated" if factor > beyond else "inside", factor, "")
+
+    def find(self, call: KernelCall) -> tuple[Entry, str, float, str]:
+        """(entry, dtype to ask it in, factor on its time, what was given up or '')."""
+        for op, note in _similar(call):
+            for dtype in (call.dtype, "*"):
+                for variant in _variants(call.variant):
+                    entry = self._entries.get((op, dtype, variant))
+                    if entry is not None:
+                        return entry, call.dtype, 1.0, note
+            other = self._other_dtype(op, call)
+            if other is not None:
+                return (*other, f"{op} in {other[0].dtype} stands in for {call.op} in {call.dtype}")
+        raise KeyError(f"the profile has no entry for {call.op} and no fit of its class")
+
+    def _other_dtype(self, op: str, call: KernelCall) -> tuple[Entry, str, float] | None:
+        same_op = [entry for entry in self._entries.values() if entry.op == op]
+        found = [entry for entry in same_op if entry.variant in _variants(call.variant)] or same_op
+        if not found:
+            return None
+        size = DTYPE_BYTES[call.dtype]
+        entry = min(found, key=lambda e: (abs(DTYPE_BYTES.get(e.dtype, size) - size), e.dtype, e.variant))
+        if entry.dtype == "*" or entry.memory is not None:
+            return entry, call.dtype, 1.0  # traffic: bytes already follow the dtype
+        return entry, entry.dtype, size / DTYPE_BYTES[entry.dtype]
+
+
+def _variants(variant: str) -> tuple[str, ...]:
+    """A variant and what may stand for it: 'tn+acc32' → 'tn+acc32', 'tn', '*'."""
+    base = variant.partition("+")[0]
+    return (variant, "*") if base == variant else (variant, base, "*")
+
+
+def _similar(call: KernelCall) -> tuple[tuple[str, str], ...]:
+    """Operators to ask, best first, each with what is given up by asking it."""
+    kind = OPERATORS[call.op].kind
+    if kind == "gemm":
+        return ((call.op, ""), ("gemm", "bmm by the gemm fit"))
+    if kind == "attention":
+        other = "attention_forward" if call.op == "attention_backward" else "attention_backward"
+        return ((call.op, ""), (other, f"{call.op} by the rate of {other}"))
+    return ((call.op, ""), ("*", f"{call.op} by bytes over the memory fit"))

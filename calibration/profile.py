@@ -1,0 +1,267 @@
+"""A profile: what every operation costs on one kind of device. The simulator has no other source of time.
+
+    profile = load_profile("h100")
+    profile.kernel_s(KernelCall("gemm", (8192, 8192, 8192), "bf16", "nt"))
+
+Shipped profiles stand in `calibration/profiles/`; `cpu` is measured by `windtunnel calibrate` and kept per machine in
+the cache folder. Nothing here imports torch. Every returned time is multiplied by `time_factor`, so `scaled(3)` makes
+all of them exactly three times as long and `scaled(0)` makes them zero.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+
+from calibration import schema, tables
+from calibration.collectives import CommCost, Fabric, Geometry
+from calibration.kernel_times import Coverage, KernelTimes
+from calibration.lookup import Line
+from plan.errors import InputError
+from plan.files import parse_yaml, text_of
+from plan.nearest import did_you_mean
+from plan.ops import OPERATORS
+from plan.program import KernelCall
+
+STREAM_CLASS = {
+    "compute": "compute", "tp": "comm", "dp": "comm", "send_fwd": "comm", "recv_fwd": "comm", "send_bwd": "comm",
+    "recv_bwd": "comm", "h2d": "copy", "d2h": "copy", "cpu": "cpu", "disk": "disk",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSharing:
+    """A synchronous CPU device: `cores` of the node shared by the ranks' compute threads (`threads_per_rank` each)
+    and by communicating threads, each taking `communication_demand` of a core while its transfer runs.
+    `busy_slowdown[class]` is how much longer a kernel takes while every other core computes too (memory, caches,
+    clock), beyond losing cores."""
+
+    cores: int
+    threads_per_rank: int
+    communication_demand: float
+    busy_slowdown: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Allocator:
+    """How the device's caching allocator rounds, and what the framework holds before the first tensor."""
+
+    round_bytes: int
+    small_limit_bytes: int
+    small_segment_bytes: int
+    large_segment_bytes: int
+    segment_round_bytes: int
+    context_bytes: int
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Costs of a device. All times in seconds, on a device that does nothing else; `contention` says what else
+    costs."""
+
+    name: str
+    device: str
+    file: schema.ProfileFile = field(repr=False)
+    kernels: KernelTimes = field(repr=False, compare=False)
+    fabric: Fabric = field(repr=False, compare=False)
+    copies: dict[str, Line] = field(repr=False, compare=False)
+    host: dict[str, tuple[float, float]] = field(repr=False, compare=False)
+    slowdowns: dict[tuple[str, str], float] = field(repr=False, compare=False)
+    residuals: dict[str, float] = field(repr=False, compare=False)
+    cores: CoreSharing | None
+    allocator: Allocator
+    threads: int = 0
+    thread_counts: tuple[int, ...] = (0,)
+    time_factor: float = 1.0
+    _kernel_s: dict[KernelCall, float] = field(default_factory=dict, repr=False, compare=False)
+    _comm: dict[tuple[str, int, str, Geometry, str], CommCost] = field(default_factory=dict, repr=False, compare=False)
+
+    def kernel_s(self, call: KernelCall) -> float:
+        """Time of `call.count` executions, each with its launch on the device. Raises InputError when the profile
+        knows nothing of the call's class (GEMM, attention, memory)."""
+        known = self._kernel_s.get(call)
+        if known is None:
+            try:
+                known = self.kernels.seconds(call) * call.count * self.time_factor
+            except KeyError as error:
+                raise InputError(f"profile {self.name}: {error.args[0]}") from None
+            self._kernel_s[call] = known
+        return known
+
+    def covers(self, call: KernelCall) -> Coverage:
+        """Whether the call is inside what was measured: for a forecast's warnings."""
+        return self.kernels.covers(call)
+
+    def host_issue_s(self, kind: str, kernels: int = 0) -> float:
+        """Host time to issue one instruction of `kind` (an instruction kind such as F or AR, or compute, comm, copy)
+        that launches `kernels` kernel calls."""
+        base, per_kernel = self.host.get(kind) or self.host.get(_host_class(kind)) or self.host.get("*", (0.0, 0.0))
+        return (base + per_kernel * kernels) * self.time_factor
+
+    def collective(self, op: str, bytes_: int, dtype: str, geometry: Geometry, algorithm: str = "auto") -> CommCost:
+        """Cost of one collective (or send, recv, exchange) of `bytes_` of the full logical tensor, alone on its
+        links."""
+        key = (op, bytes_, dtype, geometry, algorithm)
+        known = self._comm.get(key)
+        if known is None:
+            cost = self.fabric.cost(op, bytes_, dtype, geometry, algorithm)
+            known = CommCost(cost.latency_s * self.time_factor, cost.transfer_s * self.time_factor, cost.bus_bytes)
+            self._comm[key] = known
+        return known
+
+    def transfer(self, bytes_: int, same_node: bool, links: int = 1, geometry: Geometry | None = None) -> CommCost:
+        """Cost of one point-to-point payload; `links` transfers share the node's NICs."""
+        where = geometry or Geometry(2, 1 if same_node else 2, 0, links)
+        return self.collective("send", bytes_, "*", where)
+
+    def copy_s(self, kind: str, bytes_: int) -> float:
+        """Time of a copy h2d, d2h, disk_read or disk_write. Raises InputError when the profile has none."""
+        line = self.copies.get(kind)
+        if line is None:
+            raise InputError(f"profile {self.name} has no {kind} copies; it knows {', '.join(self.copies) or 'none'}")
+        return line.seconds(bytes_) * self.time_factor
+
+    def contention(self, stream: str, beside: str) -> float:
+        """Slow-down (1 or more) of work on `stream` while `beside` is busy; 1 where nothing was measured."""
+        for a in (stream, STREAM_CLASS.get(stream, stream)):
+            for b in (beside, STREAM_CLASS.get(beside, beside)):
+                if (a, b) in self.slowdowns:
+                    return self.slowdowns[a, b]
+        return 1.0
+
+    def sigma(self, call: KernelCall) -> float:
+        """Relative standard deviation of the entry that prices `call`."""
+        return self.kernels.find(call)[0].sigma
+
+    def for_threads(self, threads: int) -> Profile:
+        """The same profile for ranks computing with `threads` threads: the nearest measured count. `threads` then
+        says which."""
+        if self.thread_counts == (0,):
+            return self
+        nearest = min(self.thread_counts, key=lambda count: (abs(count - threads), count))
+        if nearest == self.threads:
+            return self
+        return replace(_build(self.file, nearest), time_factor=self.time_factor)
+
+    def scaled(self, factor: float) -> Profile:
+        """The same device with every time multiplied by `factor`."""
+        return replace(self, time_factor=self.time_factor * factor, _kernel_s={}, _comm={})
+
+    @property
+    def provenance(self) -> dict[str, schema.SourceFile]:
+        """Where the numbers come from, by source name."""
+        return self.file.sources
+
+    @property
+    def free_parameters(self) -> int:
+        """Fitted numbers in the profile (measured points are data, not parameters)."""
+        return sum(len(source.parameters) for source in self.file.sources.values())
+
+
+def _host_class(kind: str) -> str:
+    if kind in ("AG", "RS", "AR", "SEND", "RECV", "EXCHANGE"):
+        return "comm"
+    return "copy" if kind in ("H2D", "D2H", "GATHER") else "compute"
+
+
+def load_profile(name: str | Path, threads: int | None = None) -> Profile:
+    """A shipped profile by name, `cpu` from this machine's cache, or a YAML file by path.
+
+    `threads`: threads per rank of a CPU profile (the smallest measured count by default). Raises InputError.
+    """
+    path = _path_of(str(name))
+    file = schema.check(parse_yaml(text_of(path), str(path)), str(name))
+    counts = tables.thread_counts(file)
+    profile = _build(file, counts[0])
+    return profile if threads is None else profile.for_threads(threads)
+
+
+def shipped_profiles() -> list[str]:
+    """Names of the profiles that come with the package."""
+    folder = resources.files("calibration") / "profiles"
+    return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
+
+
+def cache_folder() -> Path:
+    """Where measured profiles are kept: $WINDTUNNEL_CACHE, else ~/.cache/windtunnel, with /profiles."""
+    root = os.environ.get("WINDTUNNEL_CACHE")
+    base = Path(root) if root else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "windtunnel"
+    return base / "profiles"
+
+
+def machine_key() -> str:
+    """What makes a CPU profile valid: processor model, usable cores, and architecture; hashed, so no host name is
+    stored."""
+    model = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return hashlib.sha256(f"{platform.machine()}|{model}|{cores}".encode()).hexdigest()[:12]
+
+
+def cpu_profile_path() -> Path:
+    """Where this machine's measured profile is kept."""
+    return cache_folder() / f"cpu-{machine_key()}.yaml"
+
+
+def _path_of(name: str) -> Path:
+    if name == "cpu":
+        path = cpu_profile_path()
+        if not path.exists():
+            raise InputError("no profile of this machine's CPU yet: run `windtunnel calibrate` (about a minute)")
+        return path
+    known = shipped_profiles()
+    if name in known:
+        return Path(str(resources.files("calibration") / "profiles" / f"{name}.yaml"))
+    if name.endswith((".yaml", ".yml")) or "/" in name:
+        return Path(name)
+    raise InputError(f"unknown profile {name!r}; {did_you_mean(name, [*known, 'cpu'])}")
+
+
+def _build(file: schema.ProfileFile, threads: int) -> Profile:
+    cores = None
+    if file.cores is not None:
+        part = file.cores
+        cores = CoreSharing(part.cores, max(threads, 1), part.communication_demand, dict(part.busy_slowdown))
+    return Profile(
+        name=file.name,
+        device=file.device,
+        file=file,
+        kernels=KernelTimes(tables.entries(file, threads)),
+        fabric=tables.fabric(file),
+        copies={part.kind: Line(part.launch_s, 1.0 / part.bytes_per_s) for part in file.copies},
+        host={part.kind: (part.base_s, part.per_kernel_s) for part in file.host},
+        slowdowns={(part.slow, part.beside): part.factor for part in file.contention},
+        residuals=_residuals(file),
+        cores=cores,
+        allocator=Allocator(**file.allocator.model_dump()),
+        threads=threads,
+        thread_counts=tables.thread_counts(file),
+    )
+
+
+def _residuals(file: schema.ProfileFile) -> dict[str, float]:
+    """Relative sigma by class: the root mean square over a class's entries."""
+    groups: dict[str, list[float]] = {
+        "gemm": [part.sigma for part in file.gemm],
+        "attention": [part.sigma for part in file.attention],
+        "memory": [part.sigma for part in file.memory],
+        "collective": [part.sigma for part in file.collectives if part.op != "send"],
+        "transfer": [part.sigma for part in file.collectives if part.op == "send"],
+        "network": [file.network.sigma] if file.network else [],
+        "copy": [part.sigma for part in file.copies],
+        "host": [part.sigma for part in file.host],
+    }
+    return {name: (sum(s * s for s in found) / len(found)) ** 0.5 for name, found in groups.items() if found}
+
+
+def kernel_class(call: KernelCall) -> str:
+    """The residual class of a kernel call: gemm, attention or memory."""
+    return OPERATORS[call.op].kind

@@ -1,0 +1,234 @@
+"""The profile file, checked at the edge: every key known, every number finite and not negative, every source named.
+
+A profile is YAML. `sources` says where numbers come from; every entry names one. Times are seconds, sizes bytes,
+rates FLOP/s or bytes/s. `threads` 0 means any (a GPU); a CPU profile has entries for each thread count that was
+measured. `tables` turns the checked file into the frozen tables lookups read. Raises plan.errors.InputError naming
+every bad number by its path in the file.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from plan.errors import InputError
+from plan.nearest import did_you_mean
+from plan.ops import OPERATORS
+
+Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SourceFile(_Part):
+    """Where numbers come from. `rows`: ids of published rows; `parameters`: what was fitted on them; `residuals`: how
+    well."""
+
+    kind: Literal["measured", "published", "derived", "data sheet"]
+    text: str
+    rows: list[str] = []
+    date: str = ""
+    parameters: dict[str, Time] = {}
+    residuals: dict[str, Time] = {}
+
+
+class _Sourced(_Part):
+    source: str
+    sigma: Time = 0.0  # relative standard deviation of measured / predicted
+
+
+class _Kernel(_Sourced):
+    dtype: str = "*"
+    threads: Count = 0
+
+
+class TileFile(_Part):
+    m: Annotated[int, Field(gt=0)]
+    n: Annotated[int, Field(gt=0)]
+    share: Positive
+
+
+class GemmFormFile(_Part):
+    """`units` 0: additive roofline; else tiles in waves over that many multiprocessors."""
+
+    launch_s: Time
+    flops_per_s: Positive
+    bytes_per_s: Positive
+    units: Count = 0
+    prologue_k: Time = 0.0
+    tiles: list[TileFile] = []
+
+
+class GemmFile(_Kernel):
+    """Points are [batch, m, n, k, seconds]."""
+
+    op: Literal["gemm", "bmm"] = "gemm"
+    layout: str = "*"
+    form: GemmFormFile
+    points: list[tuple[Positive, Positive, Positive, Positive, Positive]] = []
+
+
+class AttentionFormFile(_Part):
+    launch_s: Time
+    flops_per_s: Positive
+    short_s: Time = 0.0
+    narrow_d: Time = 0.0
+    units: Count = 0
+    block_rows: Annotated[int, Field(gt=0)] = 128
+
+
+class AttentionFile(_Kernel):
+    """Points are [b, heads, kv_heads, s, d, seconds]."""
+
+    op: Literal["attention_forward", "attention_backward"]
+    variant: str = "*"
+    form: AttentionFormFile
+    points: list[tuple[Positive, Positive, Positive, Positive, Positive, Positive]] = []
+
+
+class MemoryFile(_Kernel):
+    """launch_s + bytes / bytes_per_s; points are [bytes, seconds]. `op: "*"` is the fit of the whole class."""
+
+    op: str
+    variant: str = "*"
+    launch_s: Time
+    bytes_per_s: Positive
+    points: list[tuple[Positive, Positive]] = []
+
+
+class CollectiveFile(_Sourced):
+    """Inside a node. Points are [bytes of the full tensor, seconds]; the line covers what they do not."""
+
+    op: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "exchange"]
+    dtype: str = "*"
+    ranks: Annotated[int, Field(ge=2)]
+    step_latency_s: Time
+    bus_bytes_per_s: Positive
+    points: list[tuple[Positive, Positive]] = []
+
+
+class WiresFile(_Part):
+    gpu_link_bytes_per_s: Positive
+    nic_bytes_per_s: Positive
+    nics: Annotated[int, Field(ge=1)]
+    nic_latency_s: Time
+
+
+class NetworkFile(_Sourced):
+    efficiency: Positive
+    step_latency_s: Time | None = None
+    tree_latency_s: Time | None = None
+    pair_nics: Positive = 1.0
+    reference: WiresFile
+
+
+class CopyFile(_Sourced):
+    kind: Literal["h2d", "d2h", "disk_read", "disk_write"]
+    launch_s: Time
+    bytes_per_s: Positive
+
+
+class HostFile(_Sourced):
+    """Host time to issue one instruction: base + kernels x per_kernel. `kind: "*"` is the default."""
+
+    kind: str
+    base_s: Time
+    per_kernel_s: Time = 0.0
+
+
+class ContentionFile(_Sourced):
+    """`slow` runs `factor` times slower while `beside` runs. Stream classes: compute, comm, copy, or a stream's
+    name."""
+
+    slow: str
+    beside: str
+    factor: Annotated[float, Field(ge=1, allow_inf_nan=False)]
+
+
+class CoresFile(_Sourced):
+    """How ranks share a CPU: cores of the node, the share of a core a rank's communicating thread takes while a
+    transfer runs, and how much a class of kernels slows when every core computes."""
+
+    cores: Annotated[int, Field(ge=1)]
+    communication_demand: Time
+    busy_slowdown: dict[str, Annotated[float, Field(ge=1, allow_inf_nan=False)]] = {}
+
+
+class AllocatorFile(_Part):
+    round_bytes: Annotated[int, Field(ge=1)] = 512
+    small_limit_bytes: Count = 2**20
+    small_segment_bytes: Count = 2 * 2**20
+    large_segment_bytes: Count = 20 * 2**20
+    segment_round_bytes: Annotated[int, Field(ge=1)] = 2 * 2**20
+    context_bytes: Count = 0
+
+
+class ProfileFile(_Part):
+    """One profile."""
+
+    name: str
+    device: Literal["cuda", "cpu"]
+    date: str = ""
+    versions: dict[str, str] = {}
+    machine: dict[str, str | int | float] = {}
+    probe: dict[str, Positive] = {}
+    sources: dict[str, SourceFile]
+    gemm: list[GemmFile] = []
+    attention: list[AttentionFile] = []
+    memory: list[MemoryFile] = []
+    collectives: list[CollectiveFile] = []
+    network: NetworkFile | None = None
+    copies: list[CopyFile] = []
+    host: list[HostFile] = []
+    contention: list[ContentionFile] = []
+    cores: CoresFile | None = None
+    allocator: AllocatorFile = AllocatorFile()
+
+    @model_validator(mode="after")
+    def _names(self) -> ProfileFile:
+        parts: list[_Sourced | None] = [*self.gemm, *self.attention, *self.memory, *self.collectives, *self.copies]
+        parts += [*self.host, *self.contention, self.network, self.cores]
+        for part in parts:
+            if part is not None and part.source not in self.sources:
+                hint = did_you_mean(part.source, list(self.sources))
+                raise ValueError(f"source {part.source!r} is not under `sources`; {hint}")
+        for entry in self.memory:
+            if entry.op != "*" and entry.op not in OPERATORS:
+                raise ValueError(f"unknown operator {entry.op!r}; {did_you_mean(entry.op, list(OPERATORS))}")
+        return self
+
+
+def check(data: Any, where: str) -> ProfileFile:
+    """The checked file. `where` names it in messages."""
+    if not isinstance(data, dict):
+        keys = ", ".join(ProfileFile.model_fields)
+        raise InputError(f"{where} is empty or not a mapping; a profile has the keys {keys}")
+    try:
+        return ProfileFile.model_validate(data)
+    except ValidationError as error:
+        raise InputError(_sentence(problem, where) for problem in error.errors()) from None
+
+
+def _sentence(problem: Any, where: str) -> str:
+    path = ""
+    for step in problem["loc"]:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else str(step)
+    kind, value = problem["type"], problem.get("input")
+    if kind == "extra_forbidden":
+        return f"{where}: {path}: unknown key; {did_you_mean(str(problem['loc'][-1]), list(ProfileFile.model_fields))}"
+    if kind == "missing":
+        return f"{where}: {path}: the key is missing"
+    if kind in ("finite_number", "greater_than_equal", "greater_than"):
+        return f"{where}: {path}: {value} is not a finite number {_bound(problem)}; measure again or drop the entry"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return f"{where}: {path}: {message}" if path else f"{where}: {message}"
+
+
+def _bound(problem: Any) -> str:
+    limits = problem.get("ctx") or {}
+    return f"above {limits['gt']:g}" if "gt" in limits else f"at least {limits.get('ge', 0):g}"
