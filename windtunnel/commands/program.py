@@ -1,0 +1,40 @@
+"""`windtunnel program RUN` prints the step program; `windtunnel import FILE` prints the run a foreign file means."""
+
+from typing import Annotated
+
+import typer
+
+from windtunnel.commands import options as o
+
+
+def program(
+    run: o.RunFile,
+    set_: o.Set = [],  # noqa: B006  typer copies it
+    rank: Annotated[int, typer.Option("--rank", "-r", min=0, metavar="R", help="Whose program.")] = 0,
+    csv: Annotated[bool, typer.Option("--csv", help="The pipeline schedule of all stages in PyTorch's CSV form.")] = False,
+    cluster: o.Cluster = "",
+    nodes: o.Nodes = 0,
+    model: o.Model = "",
+    as_json: o.Json = False,
+) -> int:
+    """Print the step program of a rank: every instruction, in host issue order, with waits and kernel calls."""
+    from windtunnel.programs import program_command
+    from windtunnel.source import RunSource
+
+    return program_command(RunSource(run, tuple(set_), cluster, nodes, model), rank, csv, as_json)
+
+
+def import_(
+    run: o.RunFile,
+    set_: o.Set = [],  # noqa: B006  typer copies it
+    cluster: o.Cluster = "",
+    nodes: o.Nodes = 0,
+    model: o.Model = "",
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Write there, not to stdout.", show_default=False)] = "",
+    as_json: o.Json = False,
+) -> int:
+    """Print the run file that a Megatron script, DeepSpeed JSON or config.json means."""
+    from windtunnel.programs import import_command
+    from windtunnel.source import RunSource
+
+    return import_command(RunSource(run, tuple(set_), cluster, nodes, model), output or None, as_json)

@@ -1,0 +1,23 @@
+"""`windtunnel train RUN`: executes the step program for real, under torchrun."""
+
+from typing import Annotated
+
+import typer
+
+from windtunnel.commands import options as o
+
+
+def train(
+    run: o.RunFile,
+    set_: o.Set = [],  # noqa: B006  typer copies it
+    output: Annotated[str, typer.Option("--output", "-o", metavar="DIR", help="Run folder. Default: a new one under runs/.", show_default=False)] = "",
+    cluster: o.Cluster = "",
+    nodes: o.Nodes = 0,
+    model: o.Model = "",
+    as_json: o.Json = False,
+) -> int:
+    """Train; starts torchrun itself when not already under it. Prints the run folder at the end."""
+    from windtunnel.source import RunSource
+    from windtunnel.training import train_command
+
+    return train_command(RunSource(run, tuple(set_), cluster, nodes, model), output or None, as_json)
