@@ -1,0 +1,191 @@
+"""AdamW over a flat shard in one pass: unscale, clip, decay by mask, update, and write the bf16 copy.
+
+    g ← gradient·grad_scale             grad_scale: a number on the device (unscaling × clip coefficient), so that clipping costs no synchronisation
+    p ← p·(1 − lr·decay·mask)           decoupled decay first (Loshchilov & Hutter 2019); mask selects the decayed elements
+    m ← β₁m + (1 − β₁)g                 v ← β₂v + (1 − β₂)g²
+    p ← p − lr·(m/c₁)/(√(v/c₂) + ε)     c₁ = 1 − β₁ᵗ, c₂ = 1 − β₂ᵗ, formed on the host in fp64 and passed as fp32
+
+p, m, v fp32; the gradient fp32, bf16 or fp16; 28 bytes a parameter with an fp32 gradient, 26 with bf16, and 2 more for the bf16 copy. The mask is
+a byte an element, read only in the blocks where decayed and undecayed parameters meet: `DecayMask` keeps a code a block (none, all, mixed).
+`found_inf` (fp16) leaves everything untouched where it is not zero. Offsets are int64: a shard may pass 2³¹ elements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from kernels.launch import (
+    FLOATS,
+    KernelArgumentError,
+    cdiv,
+    check_float,
+    check_tensor,
+    tl,
+    triton,
+    use_triton,
+)
+
+Tensor = torch.Tensor
+
+MASK_BLOCK = 1024
+"""Elements that one code of a DecayMask covers, and that one program updates."""
+WARPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class AdamWStep:
+    """The numbers of one step. `step` counts from 1."""
+
+    lr: float
+    step: int
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.step < 1:
+            raise KernelArgumentError(f"step is {self.step}; accepted: 1, 2, … (the bias corrections divide by 1 − βᵗ)")
+
+    @property
+    def corrections(self) -> tuple[float, float]:
+        """(1 − β₁ᵗ, 1 − β₂ᵗ)."""
+        return 1.0 - self.beta1**self.step, 1.0 - self.beta2**self.step
+
+
+class DecayMask(NamedTuple):
+    """Which elements of a flat shard decay. mask: uint8 (n,); codes: uint8 (⌈n / MASK_BLOCK⌉,), 0 none, 1 all, 2 mixed."""
+
+    mask: Tensor
+    codes: Tensor
+
+    @staticmethod
+    def of(mask: Tensor) -> DecayMask:
+        """From a boolean or uint8 (n,) mask; built once, when the shard is laid out."""
+        flat = mask.to(torch.uint8).contiguous()
+        blocks = cdiv(flat.numel(), MASK_BLOCK)
+        low, high = flat.new_ones(blocks * MASK_BLOCK), flat.new_zeros(blocks * MASK_BLOCK)
+        low[: flat.numel()], high[: flat.numel()] = flat, flat
+        least, most = low.view(blocks, -1).amin(1), high.view(blocks, -1).amax(1)
+        return DecayMask(flat, torch.where(least == most, most, torch.full_like(most, 2)))
+
+
+# ---------------------------------------------------------------- reference
+
+
+def adamw_reference(
+    p: Tensor, m: Tensor, v: Tensor, g: Tensor, step: AdamWStep, decay: DecayMask | None, grad_scale: Tensor | None,
+    found_inf: Tensor | None, copy: Tensor | None,
+) -> None:  # fmt: skip
+    """In place on p, m, v and copy, in p's type."""
+    if found_inf is not None and float(found_inf) != 0.0:
+        return
+    grad = g.to(p.dtype)
+    if grad_scale is not None:
+        grad = grad * grad_scale.to(p.dtype)
+    c1, c2 = step.corrections
+    rate = step.lr * step.weight_decay
+    p.sub_(p * rate if decay is None else p * (decay.mask.to(p.dtype) * rate))
+    m.mul_(step.beta1).add_(grad, alpha=1 - step.beta1)
+    v.mul_(step.beta2).addcmul_(grad, grad, value=1 - step.beta2)
+    p.addcdiv_(m, v.div(c2).sqrt_().add_(step.eps), value=-step.lr / c1)
+    if copy is not None:
+        copy.copy_(p)
+
+
+# ---------------------------------------------------------------- Triton
+
+
+@triton.jit
+def adamw_kernel(
+    p_ptr, m_ptr, v_ptr, g_ptr, copy_ptr, mask_ptr, code_ptr, scale_ptr, inf_ptr, n,
+    step_size, decay_rate, beta1, beta2, one_minus_beta1, one_minus_beta2, root_c2, eps,
+    HAS_MASK: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_INF: tl.constexpr, HAS_COPY: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0).to(tl.int64)
+    offset = block * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < n
+    if HAS_INF:
+        inside = inside & (tl.load(inf_ptr).to(tl.float32) == 0.0)
+    p = tl.load(p_ptr + offset, mask=inside, other=0.0)
+    m = tl.load(m_ptr + offset, mask=inside, other=0.0)
+    v = tl.load(v_ptr + offset, mask=inside, other=0.0)
+    g = tl.load(g_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+    if HAS_SCALE:
+        g = g * tl.load(scale_ptr).to(tl.float32)
+    rate = tl.cast(decay_rate, tl.float32)
+    if HAS_MASK:
+        code = tl.load(code_ptr + block)
+        mixed = tl.load(mask_ptr + offset, mask=inside & (code == 2), other=0).to(tl.float32)
+        rate = rate * tl.where(code == 2, mixed, code.to(tl.float32))
+    p = p - p * rate
+    m = m * tl.cast(beta1, tl.float32) + g * tl.cast(one_minus_beta1, tl.float32)
+    v = v * tl.cast(beta2, tl.float32) + g * g * tl.cast(one_minus_beta2, tl.float32)
+    p = p - tl.cast(step_size, tl.float32) * m / (tl.sqrt(v) / tl.cast(root_c2, tl.float32) + tl.cast(eps, tl.float32))
+    tl.store(p_ptr + offset, p, mask=inside)
+    tl.store(m_ptr + offset, m, mask=inside)
+    tl.store(v_ptr + offset, v, mask=inside)
+    if HAS_COPY:
+        tl.store(copy_ptr + offset, p.to(copy_ptr.dtype.element_ty), mask=inside)
+
+
+# ---------------------------------------------------------------- plain function
+
+
+def adamw_step(
+    p: Tensor,
+    m: Tensor,
+    v: Tensor,
+    g: Tensor,
+    step: AdamWStep,
+    *,
+    decay: DecayMask | None = None,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+    copy: Tensor | None = None,
+) -> None:
+    """Updates p, m, v (and copy, the low-precision weights) in place.
+
+    p, m, v: contiguous (n,) fp32, or fp64 through the reference; g: (n,) of any float type, read only; decay: None decays everything;
+    grad_scale, found_inf: one-element tensors on p's device; copy: (n,) bf16, fp16 or fp32.
+    """
+    _check(p, m, v, g, decay, grad_scale, found_inf, copy)
+    if not use_triton(p):
+        adamw_reference(p, m, v, g, step, decay, grad_scale, found_inf, copy)
+        return
+    n = p.numel()
+    if not n:
+        return
+    c1, c2 = step.corrections
+    adamw_kernel[(cdiv(n, MASK_BLOCK),)](
+        p, m, v, g, copy if copy is not None else p, decay.mask if decay is not None else p, decay.codes if decay is not None else p,
+        grad_scale if grad_scale is not None else p, found_inf if found_inf is not None else p, n,
+        step.lr / c1, step.lr * step.weight_decay, step.beta1, step.beta2, 1.0 - step.beta1, 1.0 - step.beta2, c2**0.5, step.eps,
+        HAS_MASK=decay is not None, HAS_SCALE=grad_scale is not None, HAS_INF=found_inf is not None, HAS_COPY=copy is not None,
+        BLOCK=MASK_BLOCK, num_warps=WARPS,
+    )  # fmt: skip
+
+
+def _check(
+    p: Tensor, m: Tensor, v: Tensor, g: Tensor, decay: DecayMask | None, grad_scale: Tensor | None, found_inf: Tensor | None, copy: Tensor | None
+) -> None:
+    check_tensor("p", p, dtypes=(torch.float32, torch.float64), shape=(None,))
+    n = p.numel()
+    for name, state in (("m", m), ("v", v)):
+        check_tensor(name, state, dtypes=(p.dtype,), shape=(n,), device=p.device)
+    check_float("g", g)
+    check_tensor("g", g, shape=(n,), device=p.device)
+    if copy is not None:
+        check_tensor("copy", copy, dtypes=(*FLOATS, torch.float64), shape=(n,), device=p.device)
+    if decay is not None:
+        check_tensor("decay.mask", decay.mask, dtypes=(torch.uint8,), shape=(n,), device=p.device)
+        check_tensor("decay.codes", decay.codes, dtypes=(torch.uint8,), shape=(cdiv(n, MASK_BLOCK),), device=p.device)
+    for name, number in (("grad_scale", grad_scale), ("found_inf", found_inf)):
+        if number is not None and (number.numel() != 1 or number.device != p.device):
+            raise KernelArgumentError(f"{name} has shape {tuple(number.shape)} on {number.device}; accepted: one element on {p.device}")
+    for name, tensor in (("p", p), ("m", m), ("v", v), ("g", g), ("copy", copy)):
+        if tensor is not None and not tensor.is_contiguous():
+            raise KernelArgumentError(f"{name} has stride {tensor.stride()}; accepted: a contiguous flat buffer")
