@@ -4,12 +4,11 @@
 multiply-add is two. Backward is twice forward. All conventions agree on the linears; they differ in attention, and
 `palm` in the embedding:
 
-    exact     causal attention at half of the square, the output projection to the vocabulary, no embedding look-up.
-    The default. megatron  the full square of scores, vocabulary included: 72·B·s·L·h²·(1 + s/6h + V/12Lh) for a GPT,
-    and with full recompute
-              96·B·s·L·h²·(1 + s/6h + V/16Lh). Narayanan et al. 2021, arXiv 2104.04473, §5.1 (generalised to GQA and
-              gated MLPs).
-    palm      6N + 12·L·a·d·s per token, N all parameters. Chowdhery et al. 2022, arXiv 2204.02311, appendix B.
+- `exact`, the default: causal attention at half of the square; the output projection, but no embedding look-up.
+- `megatron`: the full square of scores, vocabulary included. 72·B·s·L·h²·(1 + s/6h + V/12Lh) for a GPT, and with full
+  recompute 96·B·s·L·h²·(1 + s/6h + V/16Lh). Narayanan et al. 2021, arXiv 2104.04473, §5.1, carried over to grouped
+  queries and gated MLPs.
+- `palm`: 6N + 12·L·a·d·s per token, N all parameters. Chowdhery et al. 2022, arXiv 2204.02311, appendix B.
 
 The vocabulary is the model's own (unpadded). Norms, activations and the softmax are not counted by anyone.
 FlashAttention's own repeat of the scores in backward is not counted as recompute: published HFU figures leave it out.

@@ -6,7 +6,7 @@ c·PP + s is chunk c of stage s, so with interleaving a stage holds several sepa
 - `even`: layers % (PP·VPP) == 0, the same number of layers everywhere; embedding joins the first, head the last
   virtual stage.
 - `auto`: `even` where that divides. Otherwise embedding and head count as one layer each (Megatron's
-  account_for_embedding_/ loss_in_pipeline_split; DeepSpeed's `type:transformer|embedding` gives BLOOM the same) and
+  account_for_embedding/loss_in_pipeline_split; DeepSpeed's `type:transformer|embedding` gives BLOOM the same) and
   the L+2 units are shared out as equally as they go. Virtual stages that get one unit more are the first ones: the
   embedding is cheap in time, the head is not.
 - a list: units of each virtual stage.

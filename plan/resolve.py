@@ -14,6 +14,7 @@ from plan.errors import InputError, NotYetForecast
 from plan.model import Model, RopeScaling
 from plan.nearest import did_you_mean, nearest_name
 from plan.parallel import Communication, Offload, Plan, Recompute, Zero
+from plan.reading import read_section
 from plan.run import Budget, Checkpoint, Data, LrSchedule, Optimizer, Run, Train
 from plan.schema import (
     SECTIONS,
@@ -24,7 +25,6 @@ from plan.schema import (
     RecomputeLayersSpec,
     RopeScalingSpec,
     Spec,
-    read_section,
 )
 
 
