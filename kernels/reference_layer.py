@@ -1,0 +1,139 @@
+"""Plain torch references of the pointwise operators of a layer: activations, rotary, residual adds with dropout, embeddings.
+
+Rows are tokens in (position, sample) order: row r of a micro-batch of b sequences is position r // b of sample r % b. Dropout's mask
+depends on the global token and the element alone (`kernels.random`), so that it is the same under every layout and recompute.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernels.reference import compute_type
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """A dropout mask by its coordinates: `dropout` names probability and random stream (`kernels.random.Dropout`); `tokens` int64 holds the
+    global token of every row, broadcastable against `elements`, int64, the global column of every element."""
+
+    dropout: Any
+    tokens: Tensor
+    elements: Tensor
+
+    def apply(self, x: Tensor) -> Tensor:
+        """x · mask / (1 − p): forward and backward of dropout are this one function."""
+        from kernels.random import uniform_reference
+
+        p = torch.tensor(self.dropout.p, dtype=torch.float32, device=x.device)
+        keep = uniform_reference(self.dropout, self.tokens, self.elements) >= p
+        return torch.where(keep, x * self.dropout.scale, torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+# ---------------------------------------------------------------- activations
+
+
+def swiglu_forward(u: Tensor) -> Tensor:
+    """silu(gate) · up (rows, f) of u (rows, 2f), whose first half is the gate."""
+    gate, up = u.to(compute_type(u)).chunk(2, dim=-1)
+    return (torch.nn.functional.silu(gate) * up).to(u.dtype)
+
+
+def swiglu_backward(da: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """(du, a): the gradient of u and the activation, made again for the weight gradient of the product after it."""
+    gate, up = u.to(compute_type(u)).chunk(2, dim=-1)
+    d = da.to(gate.dtype)
+    sigma = torch.sigmoid(gate)
+    silu = gate * sigma
+    du = torch.cat((d * up * sigma * (1 + gate * (1 - sigma)), d * silu), dim=-1)
+    return du.to(u.dtype), (silu * up).to(u.dtype)
+
+
+def gelu_forward(u: Tensor) -> Tensor:
+    """gelu(u), in the tanh form GPT-2 and Megatron use."""
+    return torch.nn.functional.gelu(u.to(compute_type(u)), approximate="tanh").to(u.dtype)
+
+
+def gelu_backward(da: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """(du, a), as `swiglu_backward`."""
+    wide = u.to(compute_type(u))
+    du = torch.ops.aten.gelu_backward(da.to(wide.dtype), wide, approximate="tanh")
+    return du.to(u.dtype), torch.nn.functional.gelu(wide, approximate="tanh").to(u.dtype)
+
+
+# ---------------------------------------------------------------- rotary
+
+
+def rope_forward(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x (s, b, heads, d) rotated in place, rotate-half convention; cos and sin (s, d/2) in the computing type."""
+    first, second = x.to(cos.dtype).chunk(2, dim=-1)
+    c, s = cos[:, None, None, :], sin[:, None, None, :]
+    return x.copy_(torch.cat((first * c - second * s, second * c + first * s), dim=-1))
+
+
+def rope_backward(dx: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The gradient before rotation, in place: a rotation the other way."""
+    return rope_forward(dx, cos, -sin)
+
+
+# ---------------------------------------------------------------- residual stream
+
+
+def add(residual: Tensor, z: Tensor, bias: Tensor | None = None, mask: Mask | None = None) -> Tensor:
+    """residual + dropout(z + bias)."""
+    if bias is None and mask is None:
+        return residual + z
+    wide = z.to(compute_type(z))
+    if bias is not None:
+        wide = wide + bias.to(wide.dtype)
+    return (residual + (wide if mask is None else mask.apply(wide))).to(residual.dtype)
+
+
+def add_backward(d: Tensor, grad: Tensor | None = None, mask: Mask | None = None) -> Tensor:
+    """The branch's gradient: d itself without dropout. The bias's gradient is added into `grad` when given."""
+    dz = d if mask is None else mask.apply(d)
+    if grad is not None:
+        grad.add_(dz.sum(0, dtype=grad.dtype))
+    return dz
+
+
+def bias_grad(d: Tensor, grad: Tensor) -> Tensor:
+    """grad += Σ over rows of d."""
+    return grad.add_(d.sum(0, dtype=grad.dtype))
+
+
+# ---------------------------------------------------------------- embeddings
+
+
+def embedding_forward(tokens: Tensor, table: Tensor, first: int = 0) -> Tensor:
+    """Rows of the local table, which holds vocabulary first … first + rows − 1; tokens outside it give zero rows."""
+    rows = table.shape[0]
+    local = tokens - first
+    x = table.index_select(0, local.clamp(0, rows - 1))
+    return x.masked_fill_(((local < 0) | (local >= rows))[:, None], 0)
+
+
+def embedding_backward(d: Tensor, tokens: Tensor, grad: Tensor, first: int = 0) -> Tensor:
+    """grad[token] += d[row] for the tokens of the local table."""
+    rows = grad.shape[0]
+    local = tokens - first
+    outside = ((local < 0) | (local >= rows))[:, None]
+    return grad.index_add_(0, local.clamp(0, rows - 1), d.to(grad.dtype).masked_fill(outside, 0))
+
+
+def position_forward(x: Tensor, table: Tensor, first: int = 0, batch: int = 1) -> Tensor:
+    """x + the position rows; row r of x is row first + r of the micro-batch, at position (first + r) // batch."""
+    return x + table.index_select(0, _positions(x.shape[0], first, batch, x.device))
+
+
+def position_backward(d: Tensor, grad: Tensor, first: int = 0, batch: int = 1) -> Tensor:
+    """grad[position] += d[row]."""
+    return grad.index_add_(0, _positions(d.shape[0], first, batch, d.device), d.to(grad.dtype))
+
+
+def _positions(rows: int, first: int, batch: int, device: torch.device) -> Tensor:
+    return torch.arange(first, first + rows, device=device).div(batch, rounding_mode="floor")

@@ -1,0 +1,118 @@
+"""Plain torch references of vocabulary-parallel cross entropy and of the AdamW step.
+
+Cross entropy runs in three parts with a reduction over tensor-parallel ranks between them: maximum, sum of exponentials and target logit,
+loss. The sum leaves the target's column out: the gradient of a confident row is then −others/total and not a difference that loses its digits.
+A rank holds vocabulary `first` … `first + columns − 1`, of which the first `valid` are real; padding takes no probability, zero gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kernels.reference import compute_type
+
+Tensor = torch.Tensor
+LOWEST = -3.0e38  # of a row without a valid column: finite, so that differences stay finite
+
+# ---------------------------------------------------------------- cross entropy
+
+
+def ce_max(logits: Tensor, valid: int) -> Tensor:
+    """(rows,): maximum over the valid columns, in the computing type."""
+    if valid == 0:
+        return torch.full((logits.shape[0],), LOWEST, dtype=compute_type(logits), device=logits.device)
+    return logits[:, :valid].amax(-1).to(compute_type(logits))
+
+
+def ce_exp(logits: Tensor, row_max: Tensor, targets: Tensor, first: int, valid: int) -> Tensor:
+    """(2, rows): Σ exp(x_j − maximum) over valid columns other than the target's; the target's logit (0 where it is another rank's)."""
+    x = logits[:, :valid].to(row_max.dtype)
+    sums = torch.zeros((2, logits.shape[0]), dtype=row_max.dtype, device=logits.device)
+    if valid == 0:
+        return sums
+    inside, column = _local(targets, first, valid)
+    e = torch.exp(x - row_max[:, None])
+    e.scatter_(1, column, torch.where(inside, torch.zeros_like(e[:, :1]), e.gather(1, column)))
+    sums[0] = e.sum(-1)
+    sums[1] = torch.where(inside, x.gather(1, column), torch.zeros_like(sums[1])[:, None])[:, 0]
+    return sums
+
+
+def ce_loss(
+    logits: Tensor, row_max: Tensor, sums: Tensor, targets: Tensor, loss: Tensor, first: int, valid: int, scale: float
+) -> Tensor:
+    """Logits become scale · their gradient, in place; loss (1,) += scale · Σ over rows of −log p(target). Returns the logits."""
+    others, target = sums[0], sums[1]
+    total = others + torch.exp(target - row_max)
+    lse = row_max + torch.log(total)
+    loss.add_((lse - target).sum() * scale)
+    logits[:, valid:] = 0
+    if valid:
+        inside, column = _local(targets, first, valid)
+        gradient = torch.exp(logits[:, :valid].to(lse.dtype) - lse[:, None]) * scale
+        at_target = (-others / total * scale)[:, None]
+        gradient.scatter_(1, column, torch.where(inside, at_target, gradient.gather(1, column)))
+        logits[:, :valid] = gradient.to(logits.dtype)
+    return logits
+
+
+def _local(targets: Tensor, first: int, valid: int) -> tuple[Tensor, Tensor]:
+    """(rows, 1): whether the target is among the valid columns, and its column (0 where not)."""
+    local = (targets - first)[:, None]
+    inside = (local >= 0) & (local < valid)
+    return inside, local.where(inside, torch.zeros_like(local))
+
+
+# ---------------------------------------------------------------- optimizer
+
+
+def clip_coefficient(sum_of_squares: Tensor, max_norm: float) -> Tensor:
+    """What gradients are multiplied by so that their norm is at most `max_norm` (0: no clipping); stays on the device."""
+    if max_norm <= 0:
+        return torch.ones_like(sum_of_squares)
+    return (max_norm / (sum_of_squares.sqrt() + 1e-6)).clamp_(max=1.0)
+
+
+def adamw(
+    master: Tensor,
+    grad: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    coefficient: Tensor,
+    weight: Tensor | None = None,
+    decayed: Sequence[tuple[int, int]] = (),
+    *,
+    lr: float = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.95),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    step: int = 1,
+) -> None:
+    """One AdamW step (Loshchilov and Hutter 2019) of flat tensors (n,), in place, in a single fused pass.
+
+    The gradient is first multiplied by `coefficient` (0-d), in place. `decayed` lists the [start, end) stretches that weight decay applies
+    to. `weight` receives a copy in its own type when it is not the master itself. `step` counts from 1.
+    """
+    scale = None
+    if master.dtype == torch.float64:  # the fused pass reads its scale in fp32, which would cost fp64 runs their digits
+        grad.mul_(coefficient)
+    else:
+        scale = coefficient.reciprocal().to(torch.float32)
+    kept = _complement(decayed, master.numel())
+    for stretches, decay in ((decayed, weight_decay), (kept, 0.0)):
+        if stretches:
+            lists = [[t[a:b] for a, b in stretches] for t in (master, grad, exp_avg, exp_avg_sq)]
+            steps = [torch.full((), float(step), device=master.device) for _ in stretches]
+            torch._fused_adamw_(
+                *lists, [], steps, lr=lr, beta1=betas[0], beta2=betas[1], weight_decay=decay, eps=eps, amsgrad=False, maximize=False,
+                grad_scale=scale, found_inf=None,
+            )  # fmt: skip
+    if weight is not None and weight.data_ptr() != master.data_ptr():
+        weight.copy_(master)
+
+
+def _complement(stretches: Sequence[tuple[int, int]], n: int) -> list[tuple[int, int]]:
+    edges = [0, *(edge for stretch in stretches for edge in stretch), n]
+    return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
