@@ -140,6 +140,7 @@ def norm_forward(
     dropout: Dropout = NO_DROPOUT,
     rounding: Rounding = "fp32",
     launcher: Launcher = direct,
+    config: ForwardConfig | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(y, stream, rstd, mean). x (…, width) floating point; weight, bias (width,); residual like x, its type is the stream's.
 
@@ -158,7 +159,7 @@ def norm_forward(
     store = residual is not None or has_dropout
     stream = torch.empty((rows, width), dtype=skip.dtype, device=x.device) if store else flat
     if rows:
-        config = by_width(FORWARD_TABLE, width)
+        config = config or by_width(FORWARD_TABLE, width)
         launcher(norm_forward_kernel)[(cdiv(rows, config.rows),)](
             flat, skip, weight, bias if bias is not None else weight, y, stream, mean if kind == "layer" else rstd, rstd,
             flat.stride(0), skip.stride(0), rows, width, eps,
