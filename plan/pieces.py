@@ -42,7 +42,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from plan.program import DTYPE_BYTES, CommOp, KernelCall, Phase, Pool, numel
+from plan.program import DTYPE_BYTES, CommOp, KernelCall, Phase, Pool, Reduce, numel
 from plan.shapes import Extents
 
 
@@ -86,7 +86,7 @@ class Move:
     op: CommOp
     bytes: int
     dtype: str
-    reduce: str = ""
+    reduce: Reduce = ""
 
 
 Step = Work | Move
@@ -123,7 +123,7 @@ class _Sheet:
         self.tensors[name] = TensorSpec(shape, self.e.stat)
         return name
 
-    def move(self, phase: Phase, kind: str, piece: str, source: str, target: str, reduce: str = "sum") -> None:
+    def move(self, phase: Phase, kind: str, piece: str, source: str, target: str, reduce: Reduce = "sum") -> None:
         """A collective from `source` to `target` (the same name: in place)."""
         ops: dict[str, CommOp] = {"AG": "all_gather", "RS": "reduce_scatter", "AR": "all_reduce"}
         spec = self.tensors[target if kind == "AG" else source]

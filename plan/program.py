@@ -32,6 +32,8 @@ Phase = Literal["F", "R", "B", "W", "step"]  # R: recompute
 Role = Literal["tp", "dp", "pp_next", "pp_prev", "embed", "model", "world"]
 CommOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "recv", "exchange"]
 
+Reduce = Literal["", "sum", "max"]
+
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "int32": 4, "uint8": 1}
 
 
@@ -144,7 +146,7 @@ class Comm:
     bytes: int
     dtype: str
     channel: str
-    reduce: Literal["", "sum", "max"] = ""
+    reduce: Reduce = ""
     algorithm: str = "auto"
 
 

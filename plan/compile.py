@@ -1,0 +1,113 @@
+"""Compiles a run into its step program: every strategy is decided here, once.
+
+    plan.load → Run → compile → StepProgram → (simulator | trainer)
+
+`plan.pieces` says what a unit does, `plan.schedules` in what order a stage computes, `plan.compile_stage` puts both into blocks
+and calls; this file lays out ranks and groups and joins the stages. It never looks at a cost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from plan.compile_stage import StageCompiler
+from plan.hashing import program_hash
+from plan.layout import layout
+from plan.model import Model
+from plan.parallel import Plan
+from plan.program import Group, RankProgram, StepProgram
+from plan.run import Run
+from plan.schedules import placements
+from plan.shapes import extents
+
+
+def compile_run(run: Run) -> StepProgram:
+    """The step program of a run that passed `plan.rules`."""
+    return compile_plan(run.model, run.plan)
+
+
+def compile_plan(model: Model, plan: Plan) -> StepProgram:
+    """The step program of `model` under `plan`."""
+    e, units, placed = extents(model, plan), layout(model, plan), placements(plan)
+    classes = tuple(
+        StageCompiler(model, plan, e, units[stage], placed[stage], stage).compile()
+        for stage in range(plan.pipeline_parallel)
+    )
+    program = StepProgram(
+        classes=classes,
+        class_of=tuple(coordinates(plan, rank)["pp"] for rank in range(plan.world)),
+        groups=groups(model, plan),
+        degrees=_degrees(model, plan),
+        rules=implementation_rules(plan),
+    )
+    return replace(program, hash=program_hash(program))
+
+
+def coordinates(plan: Plan, rank: int) -> dict[str, int]:
+    """tp, cp, dp and pp index of a global rank; `rank_order` names axes from the fastest to the slowest."""
+    sizes = _axes(plan)
+    found = {}
+    for axis in plan.rank_order.split("-"):
+        rank, found[axis] = divmod(rank, sizes[axis])
+    return found
+
+
+def _axes(plan: Plan) -> dict[str, int]:
+    return {
+        "tp": plan.tensor_parallel,
+        "cp": plan.context_parallel,
+        "ep": 1,  # expert parallelism re-uses data-parallel ranks
+        "dp": plan.data_parallel,
+        "pp": plan.pipeline_parallel,
+    }
+
+
+def groups(model: Model, plan: Plan) -> dict[str, tuple[Group, ...]]:
+    """Every group of every role, members in the order of the axis they differ in."""
+    where = [coordinates(plan, rank) for rank in range(plan.world)]
+
+    def along(role: str, *axes: str) -> tuple[Group, ...]:
+        found: dict[tuple[int, ...], list[int]] = {}
+        for rank, at in enumerate(where):
+            found.setdefault(tuple(n for axis, n in at.items() if axis not in axes), []).append(rank)
+        ordered = [sorted(ranks, key=lambda r: [where[r][axis] for axis in reversed(axes)]) for ranks in found.values()]
+        return tuple(Group(role, tuple(ranks)) for ranks in ordered)  # type: ignore[arg-type]
+
+    made = {
+        "tp": along("tp", "tp"),
+        "dp": along("dp", "dp"),
+        "pp_next": along("pp_next", "pp"),
+        "pp_prev": along("pp_prev", "pp"),
+        "model": along("model", "tp", "pp"),
+        "world": along("world", "tp", "cp", "ep", "dp", "pp"),
+    }
+    if model.tied_embeddings and plan.pipeline_parallel > 1:
+        made["embed"] = tuple(Group("embed", (g.ranks[0], g.ranks[-1])) for g in made["pp_next"])
+    return made
+
+
+def _degrees(model: Model, plan: Plan) -> dict[str, int]:
+    return {
+        "tp": plan.tensor_parallel,
+        "dp": plan.data_parallel,
+        "pp": plan.pipeline_parallel,
+        "vpp": plan.virtual_pipeline,
+        "microbatches": plan.microbatches,
+        "micro_batch_size": plan.micro_batch_size,
+        "seq_length": model.seq_length,
+    }
+
+
+def implementation_rules(plan: Plan) -> dict[str, str]:
+    """The choices the named implementation made, in words, for the program's header."""
+    return {
+        "implementation": plan.implementation,
+        "pipeline": "separate sends and receives on four streams, receives posted ahead where the global order allows",
+        "buckets": f"close at {plan.communication.bucket_mb:g} MB of {plan.gradient_dtype} gradient",
+        "gradients": "overlapped with backward" if plan.communication.overlap else "reduced after backward",
+    }
+
+
+def stage_of(program: StepProgram, rank: int) -> RankProgram:
+    """The program a rank runs."""
+    return program.classes[program.class_of[rank]]

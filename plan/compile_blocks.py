@@ -1,0 +1,187 @@
+"""Compiles the forward and backward blocks of one chunk of a stage from the pieces of its units.
+
+A forward block takes the chunk's input from a receive (or loads tokens), and hands over its output and everything
+backward reads. A backward block takes those, runs recompute instructions (phase R) where the plan asks, and hands the
+gradient of the chunk's input to a send. `Scope` maps a unit's tensor names to buffers; `w:`, `g:` and `s:` names are rank-wide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from plan.builder import BlockBuilder
+from plan.pieces import Move, Step, TensorSpec, Unit, Work, saved_names
+from plan.program import Block, Buffer, Comm, KernelCall, Phase, Stream, rank_wide
+
+@dataclass(frozen=True, slots=True)
+class UnitPlan:
+    """A unit with what of it is kept for backward, and the forward steps backward repeats."""
+
+    unit: Unit
+    number: int
+    kept: tuple[str, ...]
+    repeated: tuple[Step, ...]
+
+
+def unit_plan(unit: Unit, number: int, recompute: str) -> UnitPlan:
+    """`recompute`: none | selective (keep all but the attention's result) | full (keep the input only)."""
+    saved = saved_names(unit)
+    kept = saved
+    if recompute == "full":
+        kept = (unit.source,)
+    elif recompute == "selective":
+        kept = tuple(n for n in saved if n not in ("o", "lse"))
+    missing = {n for n in saved if n not in kept}
+    return UnitPlan(unit, number, kept, _slice(unit, missing, set(kept)))
+
+
+def _slice(unit: Unit, missing: set[str], kept: set[str]) -> tuple[Step, ...]:
+    """The forward steps needed to make `missing` again from `kept` (a unit's last sum is not among them)."""
+    wanted, steps = set(missing), []
+    for step in reversed(unit.forward):
+        if not wanted.intersection(step.writes):
+            continue
+        steps.append(step)
+        if set(step.writes).isdisjoint(step.reads):
+            wanted -= set(step.writes)
+        wanted |= {n for n in step.reads if ":" not in n and n not in kept}
+    return tuple(reversed(steps))
+
+
+@dataclass(slots=True)
+class Rings:
+    """Fixed slots of a stage and the largest tenant of each; successive tenants of a family alternate between two."""
+
+    sizes: dict[str, TensorSpec] = field(default_factory=dict)
+    _next: dict[str, int] = field(default_factory=dict)
+
+    def start_block(self) -> None:
+        """Every block starts on the first slot: blocks are position-independent."""
+        self._next = {}
+
+    def slot(self, name: str, spec: TensorSpec) -> str:
+        """The slot of the next tenant: names differ by digits and end in f (gathered), g (gathered again) or r (reduced)."""
+        stem = "".join(c for c in name[:-1] if not c.isdigit())
+        family = f"{stem}.{'scatter' if name[-1] == 'r' else 'gather'}"
+        turn = self._next.get(family, 0)
+        self._next[family] = (turn + 1) % 2
+        return self.claim(f"{family}.{turn}", spec)
+
+    def claim(self, slot: str, spec: TensorSpec) -> str:
+        """Note a tenant of a named slot."""
+        held = self.sizes.get(slot)
+        if held is None or spec.bytes > held.bytes:
+            self.sizes[slot] = spec
+        return slot
+
+    def buffers(self) -> list[Buffer]:
+        """The slots as rank-wide buffers."""
+        return [Buffer(s.shape, s.dtype, "comm" if n.startswith("recv") else "gather", n, n) for n, s in self.sizes.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class StageNames:
+    """Rank-wide buffers by symbolic name, and the bucket of every parameter."""
+
+    weights: dict[str, int]
+    gradients: dict[str, int]
+    loss: int
+    bucket_of: dict[str, int]
+
+    def ref(self, name: str) -> int:
+        """Reference of a `w:`, `g:` or `s:` name."""
+        kind, _, rest = name.partition(":")
+        if kind == "s":
+            return rank_wide(self.loss)
+        return rank_wide(self.weights[rest] if kind == "w" else self.gradients[rest])
+
+
+class ChunkCompiler:
+    """Emits units into a builder. One instance a block; `after_grad(param name, builder)` is called after the instruction
+    that makes the chunk's contribution to a parameter's gradient."""
+
+    def __init__(self, builder: BlockBuilder, names: StageNames, rings: Rings, wait_weights: dict[int, int] | None = None) -> None:
+        self.builder = builder
+        self.names = names
+        self.rings = rings
+        self.first_waits = dict(wait_weights or {})  # bucket -> in-port of its all-gather
+        self.after_grad: Callable[[str], None] | None = None
+        self._entry: tuple[int, int] | None = None  # (port, buffer) freed by the first compute instruction
+        rings.start_block()
+
+    def free_on_entry(self, name: str, stream: Stream, spec: Buffer) -> None:
+        """The payload of a send two calls ago: the first compute instruction waits for the send and frees it."""
+        buffer = self.builder.take(name, stream, spec)
+        self._entry = (self.builder.port_of(buffer), buffer)
+
+    def _compute(
+        self, phase: Phase, kind: str, number: int, piece: str, reads: tuple[int, ...], writes: tuple[int, ...],
+        body: tuple[KernelCall, ...], after: tuple[int, ...] = (), transient_bytes: int = 0,
+    ) -> int:  # fmt: skip
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            after = (*after, -1 - entry[0])
+        index = self.builder.emit(
+            phase, kind, number, piece, "compute", reads, writes, body, after=after, transient_bytes=transient_bytes
+        )
+        if entry is not None:
+            self.builder.discard(entry[1], index)
+        return index
+
+    def ref(self, scope: dict[str, int], unit: Unit, name: str) -> int:
+        """Buffer behind a name, made on first use."""
+        if ":" in name:
+            return self.names.ref(name)
+        if name not in scope:
+            scope[name] = self.builder.buffer(self._buffer(unit, name))
+        return scope[name]
+
+    def _buffer(self, unit: Unit, name: str) -> Buffer:
+        spec = unit.tensors[name]
+        slot = self.rings.slot(name, spec) if spec.gathered else None
+        return Buffer(spec.shape, spec.dtype, spec.pool, name, slot)
+
+    def steps(self, plan: UnitPlan, steps: tuple[Step, ...], scope: dict[str, int], recompute: bool = False) -> None:
+        """Emit a unit's steps in order."""
+        for step in steps:
+            phase: Phase = "R" if recompute else step.phase
+            reads = tuple(self.ref(scope, plan.unit, n) for n in step.reads)
+            writes = tuple(self.ref(scope, plan.unit, n) for n in step.writes)
+            if isinstance(step, Move):
+                comm = Comm(step.op, "tp", step.bytes, step.dtype, "tp", step.reduce)
+                self.builder.emit(phase, step.kind, plan.number, step.piece, "tp", reads, writes, comm=comm, priority=2)
+                continue
+            self._work(step, plan.number, phase, reads, writes)
+
+    def _work(self, step: Work, number: int, phase: Phase, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
+        params = [n[2:] for n in step.reads if n.startswith("w:")]
+        buckets = dict.fromkeys(self.names.bucket_of[p] for p in params)
+        after = tuple(-1 - self.first_waits.pop(b) for b in buckets if b in self.first_waits)
+        self._compute(phase, step.kind, number, step.piece, reads, writes, step.body, after, step.transient_bytes)
+        if self.after_grad is not None:
+            for name in dict.fromkeys(n[2:] for n in step.writes if n.startswith("g:")):
+                self.after_grad(name)
+
+    def load(self, unit: Unit, number: int, name: str) -> int:
+        """Token ids (or targets) of the micro-batch."""
+        spec = unit.tensors[name]
+        buffer = self.builder.buffer(Buffer(spec.shape, spec.dtype, spec.pool, name))
+        body = (KernelCall("copy", spec.shape, spec.dtype),)
+        self._compute("F", "LOAD", number, name, (), (buffer,), body)
+        return buffer
+
+
+def transfer_block(name: str, kind: str, unit: int, phase: Phase, stream: Stream, comm: Comm, spec: Buffer) -> Block:
+    """A block of one send or receive. A receive's in-port is the last reader of its slot; a send's is what it sends."""
+    builder, piece = BlockBuilder(name), "x" if phase == "F" else "d"
+    if kind == "RECV":
+        free = builder.take("free", "compute", None)
+        buffer = builder.buffer(spec)
+        builder.emit(phase, kind, unit, piece, stream, (), (buffer,), comm=comm, after=(-1 - free,), priority=1)
+        builder.give("received", buffer)
+    else:
+        buffer = builder.take("payload", "compute", spec)
+        builder.emit(phase, kind, unit, piece, stream, (buffer,), (), comm=comm, priority=1)
+        builder.give("sent", buffer, 0)
+    return builder.finish()

@@ -1,0 +1,144 @@
+"""Compiles what happens once a step: `open` before the first micro-batch and `close` after the last.
+
+`open`: ZERO clears main gradients and the running loss; under ZeRO one all-gather a bucket brings the weights that the
+last STEP changed, in the order in which forward needs them (reverse bucket order).
+`close`, in order: reductions that were not overlapped → sum of replicated gradients over `tp` (sequence parallelism) → sum of
+tied gradients over `embed` → loss over `dp` → NORM → its sum over `model` (under ZeRO over `world`) → STEP of each bucket →
+LOSS, where the host reads loss and gradient norm.
+
+Positional order. ZERO "grads": reads = writes = (gradient flats in bucket order…, loss). NORM "norm": reads (reduced gradient of
+each bucket…, loss), writes (stats,) = [Σ norm_weight·sum of squares, loss share]. STEP "adamw", unit = bucket: reads (stats,
+reduced gradient, master, exp_avg, exp_avg_sq, weights), writes the last four (weights once if they are the master).
+The loss share is loss / tp on the stage that holds the head and 0 elsewhere, so that its plain sum is the global mean loss; without
+ZeRO the loss was summed over `dp` before, because `model` leaves dp out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plan.builder import BlockBuilder
+from plan.parallel import Plan
+from plan.parameters import Parameters, sharded_optimizer
+from plan.program import DTYPE_BYTES, Block, Bucket, Buffer, Comm, CommOp, KernelCall, Role, Stream, rank_wide
+
+Ports = dict[str, tuple[int, int]]
+
+
+def open_block(plan: Plan, parameters: Parameters, loss: int) -> Block:
+    """ZERO, and under ZeRO the weights' all-gathers (out-ports `weights.<bucket>`)."""
+    builder = BlockBuilder("open")
+    buckets = parameters.buckets
+    flats = (*(rank_wide(b.grad_buffer) for b in buckets), rank_wide(loss))
+    total = sum(b.numel for b in buckets)
+    builder.emit(
+        "step", "ZERO", 0, "grads", "compute", flats, flats, (KernelCall("fill", (total,), plan.gradient_dtype),)
+    )
+    if sharded_optimizer(plan):
+        for bucket in reversed(buckets):
+            flat = rank_wide(bucket.weight_buffer)
+            size = bucket.numel * DTYPE_BYTES[plan.precision]
+            comm = Comm("all_gather", "dp", size, plan.precision, "dp")
+            index = builder.emit("step", "AG", bucket.index, "weights", "dp", (flat,), (flat,), comm=comm)
+            builder.give(f"weights.{bucket.index}", None, index)
+    return builder.finish()
+
+
+def reduce_bucket(builder: BlockBuilder, plan: Plan, bucket: Bucket, after: int) -> int:
+    """The data-parallel reduction of a bucket, after instruction (or in-port) `after`; returns its local id."""
+    grad, size = rank_wide(bucket.grad_buffer), bucket.numel * DTYPE_BYTES[plan.gradient_dtype]
+    zero = sharded_optimizer(plan)
+    op: CommOp = "reduce_scatter" if zero else "all_reduce"
+    comm = Comm(op, "dp", size, plan.gradient_dtype, "dp", "sum", plan.communication.allreduce)
+    target, kind = rank_wide(bucket.reduced_buffer), "RS" if zero else "AR"
+    return builder.emit("step", kind, bucket.index, "bucket", "dp", (grad,), (target,), comm=comm, after=(after,))
+
+
+@dataclass(slots=True)
+class _Close:
+    """The block being built, and what its communications must wait for: earlier compute (`tail`), reduced buckets (`done`)."""
+
+    builder: BlockBuilder
+    plan: Plan
+    parameters: Parameters
+    tail: int
+    done: list[int]
+
+    def sum(self, kind_piece: tuple[str, str], unit: int, role: Role, buffer: int, elements: int, dtype: str) -> None:
+        """An all-reduce in place on a rank-wide buffer; later instructions wait for it."""
+        channel: Stream = "tp" if role == "tp" else "dp"
+        comm = Comm("all_reduce", role, elements * DTYPE_BYTES[dtype], dtype, channel, "sum")
+        ref = (rank_wide(buffer),)
+        kind, piece = kind_piece
+        after = (self.tail, *self.done)
+        self.done.append(self.builder.emit("step", kind, unit, piece, channel, ref, ref, comm=comm, after=after))
+
+
+def close_block(
+    plan: Plan, parameters: Parameters, loss: int, has_head: bool, reduced: list[str], sends: list[Stream], edge: Buffer
+) -> Block:
+    """The end of the step. In-ports: `tail` (the last backward), `reduced` tokens of overlapped buckets, and one payload for
+    each send still out."""
+    builder = BlockBuilder("close")
+    tail = -1 - builder.take("tail", "compute", None)
+    close = _Close(builder, plan, parameters, tail, [-1 - builder.take(name, "dp", None) for name in reduced])
+    payloads = [builder.take(f"sent.{i}", stream, edge) for i, stream in enumerate(sends)]
+    if plan.data_parallel > 1 and not plan.communication.overlap:
+        close.done += [reduce_bucket(builder, plan, bucket, tail) for bucket in parameters.buckets]
+    _finish_gradients(close)
+    state = _state_dtype(plan)
+    if has_head and plan.data_parallel > 1 and not sharded_optimizer(plan):
+        close.sum(("AR", "loss"), 0, "dp", loss, 1, state)
+    _norm(close, loss)
+    role = _norm_role(plan)
+    if role is not None:
+        close.sum(("AR", "norm"), 0, role, loss + 1, 2, state)
+    for bucket in parameters.buckets:
+        _step(close, bucket, loss + 1)
+    waits = tuple(-1 - builder.port_of(p) for p in payloads)
+    stats = (rank_wide(loss + 1),)
+    index = builder.emit("step", "LOSS", 0, "loss", "compute", stats, (), after=waits, host_sync=True)
+    for payload in payloads:
+        builder.discard(payload, index)
+    return builder.finish()
+
+
+def _state_dtype(plan: Plan) -> str:
+    return "fp64" if plan.precision == "fp64" else "fp32"
+
+
+def _finish_gradients(close: _Close) -> None:
+    """The sums that some gradients need besides the data-parallel one."""
+    plan = close.plan
+    for bucket in close.parameters.buckets:
+        if bucket.kind == "replicated" and plan.sequence_parallel:
+            close.sum(("AR", "replicated"), bucket.index, "tp", bucket.reduced_buffer, bucket.shard_numel, plan.gradient_dtype)
+        if bucket.kind == "tied" and plan.pipeline_parallel > 1:
+            close.sum(("AR", "tied"), bucket.index, "embed", bucket.reduced_buffer, bucket.shard_numel, plan.gradient_dtype)
+
+
+def _norm(close: _Close, loss: int) -> None:
+    """Sum of squares of this rank's gradients and its share of the loss."""
+    buckets = close.parameters.buckets
+    body = tuple(KernelCall("sqnorm", (b.shard_numel,), close.plan.gradient_dtype) for b in buckets)
+    reads = (*(rank_wide(b.reduced_buffer) for b in buckets), rank_wide(loss))
+    after = (close.tail, *close.done)
+    close.builder.emit("step", "NORM", 0, "norm", "compute", reads, (rank_wide(loss + 1),), body, after=after)
+
+
+def _norm_role(plan: Plan) -> Role | None:
+    """Who shares the norm: every rank under ZeRO (shards are distinct), else the ranks of one model copy."""
+    if sharded_optimizer(plan):
+        return "world"
+    return "model" if plan.tensor_parallel * plan.pipeline_parallel > 1 else None
+
+
+def _step(close: _Close, bucket: Bucket, stats: int) -> None:
+    plan = close.plan
+    state = [bucket.master_buffer, bucket.exp_avg_buffer, bucket.exp_avg_sq_buffer]
+    if bucket.weight_buffer != bucket.master_buffer:
+        state.append(bucket.weight_buffer)
+    updated = tuple(rank_wide(b) for b in state)
+    body = (KernelCall("adamw", (bucket.shard_numel,), _state_dtype(plan), plan.precision),)
+    reads = (rank_wide(stats), rank_wide(bucket.reduced_buffer), *updated)
+    close.builder.emit("step", "STEP", bucket.index, "adamw", "compute", reads, updated, body)

@@ -1,0 +1,184 @@
+"""A stage's parameters, laid out in flat buckets in the order in which their gradients are finished.
+
+Order of last gradient is backward order, so that a bucket can be reduced while earlier layers still compute. A bucket closes at
+the first parameter end at or above the threshold and is padded to lcm(dp, 128) elements; parameters are not split. Tied
+embeddings and parameters that every tensor-parallel rank holds whole have buckets of their own: their gradients need one
+more sum (over the two stages, over `tp`) than the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from plan.model import Model
+from plan.parallel import Plan
+from plan.program import DTYPE_BYTES, Bucket, Buffer, Param, Pool
+
+TABLE, HEAD = "embed.tokens.weight", "head.weight"
+Kind = Literal["sharded", "replicated", "tied"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Parameters with their places, buckets, and the rank-wide buffers that hold them (views and flats)."""
+
+    params: tuple[Param, ...]
+    buckets: tuple[Bucket, ...]
+    buffers: tuple[Buffer, ...]
+    weight_ref: dict[str, int]  # rank-wide buffer of each parameter's weight view
+    grad_ref: dict[str, int]
+
+
+def _param(
+    name: str, shape: tuple[int, ...], plan: Plan, init: str, shard_dim: int | None = None, segments: tuple[int, ...] = ()
+) -> Param:
+    t = plan.tensor_parallel
+    local = tuple(n // t if d == shard_dim else n for d, n in enumerate(shape))
+    replicated = shard_dim is None and plan.sequence_parallel and t > 1
+    decay = len(shape) > 1
+    return Param(name, shape, local, shard_dim, plan.precision, -1, -1, init, decay, replicated, None, segments)
+
+
+def _norm(model: Model, plan: Plan, base: str) -> list[Param]:
+    weight = _param(f"{base}.weight", (model.hidden,), plan, "ones")
+    bias = _param(f"{base}.bias", (model.hidden,), plan, "zeros")
+    return [weight] if model.norm == "rmsnorm" else [weight, bias]
+
+
+def unit_params(model: Model, plan: Plan, unit: int, tied_here: bool) -> list[Param]:
+    """Parameters of a unit in order of last gradient. `tied_here`: the head shares this stage's embedding table."""
+    if unit == 0:
+        return _embedding_params(model, plan)
+    if unit == model.layers + 1:
+        return _head_params(model, plan, tied_here)
+    return _layer_params(model, plan, f"layers.{unit - 1}")
+
+
+def _embedding_params(model: Model, plan: Plan) -> list[Param]:
+    normal = f"normal:{model.init_std}"
+    vocab = model.padded_vocab(plan.tensor_parallel)
+    found = _norm(model, plan, "embed.norm") if model.embedding_norm else []
+    if model.positions == "learned":
+        found.append(_param("embed.positions.weight", (model.max_positions, model.hidden), plan, normal))
+    return [*found, _param(TABLE, (vocab, model.hidden), plan, normal, 0)]
+
+
+def _head_params(model: Model, plan: Plan, tied_here: bool) -> list[Param]:
+    if tied_here:
+        return _norm(model, plan, "head.norm")
+    vocab = model.padded_vocab(plan.tensor_parallel)
+    weight = _param(HEAD, (vocab, model.hidden), plan, f"normal:{model.init_std}", 0)
+    if model.tied_embeddings:
+        weight = replace(weight, tied_to=TABLE)
+    return [weight, *_norm(model, plan, "head.norm")]
+
+
+def _layer_params(model: Model, plan: Plan, base: str) -> list[Param]:
+    h, q, kv, f = model.hidden, model.attention_width, model.kv_width, model.ffn
+    normal = f"normal:{model.init_std}"
+    scaled = f"normal:{model.init_std / math.sqrt(2 * model.layers)}"  # GPT-2: residual projections start smaller
+    ups = 2 if model.gated else 1
+    bias, qkv_bias = model.bias, model.qkv_bias
+    found = [_param(f"{base}.mlp.down.bias", (h,), plan, "zeros")] if bias else []
+    found.append(_param(f"{base}.mlp.down.weight", (h, f), plan, scaled, 1))
+    found.append(_param(f"{base}.mlp.up.weight", (ups * f, h), plan, normal, 0, (f,) * ups))
+    found += [_param(f"{base}.mlp.up.bias", (ups * f,), plan, "zeros", 0, (f,) * ups)] if bias else []
+    found += _norm(model, plan, f"{base}.mlp.norm")
+    found += [_param(f"{base}.attn.out.bias", (h,), plan, "zeros")] if bias else []
+    found.append(_param(f"{base}.attn.out.weight", (h, q), plan, scaled, 1))
+    found.append(_param(f"{base}.attn.qkv.weight", (q + 2 * kv, h), plan, normal, 0, (q, kv, kv)))
+    found += [_param(f"{base}.attn.qkv.bias", (q + 2 * kv,), plan, "zeros", 0, (q, kv, kv))] if qkv_bias else []
+    return found + _norm(model, plan, f"{base}.attn.norm")
+
+
+def _kind(param: Param, model: Model, plan: Plan) -> Kind:
+    if param.shard_dim is None and plan.tensor_parallel > 1:
+        return "replicated"
+    if model.tied_embeddings and param.name in (TABLE, HEAD):
+        return "tied"
+    return "sharded"
+
+
+def _bucketed(params: list[Param], kinds: list[Kind], limit_bytes: float, plan: Plan) -> list[list[Param]]:
+    """Buckets in order of completion; each a list of parameters with `bucket` and `offset` filled in."""
+    closed: list[tuple[int, list[Param]]] = []
+    open_: dict[Kind, tuple[list[Param], int]] = {}
+    size = DTYPE_BYTES[plan.gradient_dtype]
+    for position, (param, kind) in enumerate(zip(params, kinds, strict=True)):
+        members, used = open_.get(kind, ([], 0))
+        members = [*members, replace(param, offset=used)]
+        used += param.local_numel
+        open_[kind] = (members, used)
+        if kind == "sharded" and used * size >= limit_bytes:
+            closed.append((position, open_.pop(kind)[0]))
+    order = {id_: p for p, id_ in enumerate(param.name for param in params)}
+    closed += [(order[members[-1].name], members) for members, _ in open_.values()]
+    ordered = [members for _, members in sorted(closed, key=lambda item: item[0])]
+    return [[replace(p, bucket=b) for p in members] for b, members in enumerate(ordered)]
+
+
+def lay_out(order: list[Param], model: Model, plan: Plan, first_stage: bool) -> Parameters:
+    """Place a stage's parameters, given in order of last gradient, into buckets and flat buffers.
+
+    Flat buffers of a bucket: weights (plan's precision), main gradients (gradient dtype), and one rank's share of master
+    weights, exp_avg and exp_avg_sq (fp32; fp64 in fp64 runs) and, under ZeRO, of the reduced gradient.
+    """
+    kinds = [_kind(p, model, plan) for p in order]
+    groups = _bucketed(order, kinds, plan.communication.bucket_mb * 1e6, plan)
+    kind_of = {p.name: k for p, k in zip(order, kinds, strict=True)}
+    buffers: list[Buffer] = []
+    buckets: list[Bucket] = []
+    for index, members in enumerate(groups):
+        buckets.append(_bucket(index, members, kind_of[members[0].name], plan, first_stage, buffers))
+    params = tuple(p for members in groups for p in members)
+    weight_ref, grad_ref = {}, {}
+    for param in params:
+        bucket = buckets[param.bucket]
+        weight_ref[param.name] = _view(buffers, param, bucket.weight_buffer, plan.precision, "weight")
+        grad_ref[param.name] = _view(buffers, param, bucket.grad_buffer, plan.gradient_dtype, "grad")
+    return Parameters(params, tuple(buckets), tuple(buffers), weight_ref, grad_ref)
+
+
+def _view(buffers: list[Buffer], param: Param, base: int, dtype: str, pool: Pool) -> int:
+    buffers.append(Buffer(param.local_shape, dtype, pool, param.name, None, (base, param.offset)))
+    return len(buffers) - 1
+
+
+def _flat(buffers: list[Buffer], elements: int, dtype: str, pool: Pool, what: str) -> int:
+    buffers.append(Buffer((elements,), dtype, pool, what))
+    return len(buffers) - 1
+
+
+def sharded_optimizer(plan: Plan) -> bool:
+    """True when ranks of a data-parallel group each step a share (ZeRO with more than one rank)."""
+    return plan.zero_stage >= 1 and plan.data_parallel > 1
+
+
+def _bucket(index: int, members: list[Param], kind: Kind, plan: Plan, first_stage: bool, buffers: list[Buffer]) -> Bucket:
+    used = sum(p.local_numel for p in members)
+    multiple = math.lcm(plan.data_parallel, 128)
+    total = -(-used // multiple) * multiple
+    zero = sharded_optimizer(plan)
+    share = total // plan.data_parallel if zero else total
+    state = "fp64" if plan.precision == "fp64" else "fp32"
+    weight = _flat(buffers, total, plan.precision, "weight", f"weights.{index}")
+    grad = _flat(buffers, total, plan.gradient_dtype, "grad", f"gradients.{index}")
+    reduced = _flat(buffers, share, plan.gradient_dtype, "grad", f"reduced.{index}") if zero else grad
+    master = weight if plan.precision == state else _flat(buffers, share, state, "optim", f"master.{index}")
+    exp_avg = _flat(buffers, share, state, "optim", f"exp_avg.{index}")
+    exp_avg_sq = _flat(buffers, share, state, "optim", f"exp_avg_sq.{index}")
+    norm_weight = _norm_weight(kind, plan, first_stage)
+    return Bucket(index, total, share, kind, norm_weight, weight, grad, master, exp_avg, exp_avg_sq, reduced)
+
+
+def _norm_weight(kind: Kind, plan: Plan, first_stage: bool) -> float:
+    """So that the sum over ranks counts every parameter once (as Megatron's clip_grads filter, as a weight)."""
+    if kind == "replicated":
+        return 1.0 / plan.tensor_parallel
+    if kind == "tied" and plan.pipeline_parallel > 1:
+        return 1.0 if first_stage else 0.0
+    return 1.0
+
+
