@@ -4,7 +4,8 @@
     forecast = windtunnel.forecast("examples/llama-3-8b.yaml", ["plan.tensor_parallel=4"])
     print(forecast.step_time_s, forecast.mfu, forecast.memory.fits)
 
-The functions of `windtunnel.api` are the public API and are imported when first used, so that `import windtunnel` costs nothing.
+The functions of `windtunnel.api` are the public API and are imported when first used, so that `import windtunnel`
+costs nothing.
 """
 
 from typing import Any

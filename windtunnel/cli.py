@@ -1,7 +1,8 @@
 """The command line: `windtunnel COMMAND`. Try `windtunnel --help`, then `windtunnel demo`.
 
-Importing this file imports typer and nothing heavier: each command imports what it needs when it is called (numpy, pydantic and rich for a
-forecast, torch only for training and calibrating). Exit codes: 0 success, 1 the answer is "no", 2 the input is wrong, 3 a fault of ours.
+Importing this file imports typer and nothing heavier: each command imports what it needs when it is called (numpy,
+pydantic and rich for a forecast, torch only for training and calibrating). Exit codes: 0 success, 1 the answer is
+"no", 2 the input is wrong, 3 a fault of ours.
 """
 
 import sys
@@ -39,7 +40,9 @@ def _version(given: bool) -> None:
 
 
 @app.callback()
-def root(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version.")) -> None:
+def root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
     pass
 
 

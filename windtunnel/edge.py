@@ -1,8 +1,8 @@
 """Where a command meets the outside: exit codes, error messages, `--json` errors, closed pipes.
 
-`guarded` wraps every command. Wrong input (`InputError`) ends in exit 2 with every problem on stderr and, under `--json`, as
-`{"error": {"problems": [...]}}` on stdout. A reader that went away (`| head`) ends quietly. Anything else is a fault of ours: one line, exit 3,
-and the traceback when WINDTUNNEL_DEBUG is set.
+`guarded` wraps every command. Wrong input (`InputError`) ends in exit 2 with every problem on stderr and, under
+`--json`, as `{"error": {"problems": [...]}}` on stdout. A reader that went away (`| head`) ends quietly. Anything
+else is a fault of ours: one line, exit 3, and the traceback when WINDTUNNEL_DEBUG is set.
 """
 
 import functools
@@ -19,7 +19,8 @@ Command = Callable[..., int | None]
 
 
 def guarded(command: Command) -> Command:
-    """The command as typer should call it: returns nothing, exits with the code that the command returned or that its error means."""
+    """The command as typer should call it: returns nothing, exits with the code that the command returned or that
+    its error means."""
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -64,8 +65,8 @@ def report(problems: Sequence[str], as_json: bool) -> None:
 
 
 def report_usage(error: Exception, arguments: Sequence[str], commands: Container[str]) -> int:
-    """A command line that cannot be parsed: typer's own message, as a problem. (typer carries its own copy of click, so the error is
-    known by what it can do.)"""
+    """A command line that cannot be parsed: typer's own message, as a problem. (typer carries its own copy of
+    click, so the error is known by what it can do.)"""
     message = getattr(error, "format_message", None)
     if message is None:
         return _fault(error, "--json" in arguments)

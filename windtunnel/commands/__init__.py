@@ -1,5 +1,5 @@
-"""The commands, one file a group, each with its line in `windtunnel --help`. These files import typer alone; what a command does is imported
-inside it."""
+"""The commands, one file a group, each with its line in `windtunnel --help`. These files import typer alone; what a
+command does is imported inside it."""
 
 from windtunnel.commands.calibrate import calibrate
 from windtunnel.commands.compare import check, compare

@@ -9,7 +9,10 @@ from windtunnel.commands import options as o
 
 def calibrate(
     device: Annotated[str, typer.Option(metavar="DEVICE", help="What to measure: cpu, or cuda.")] = "cpu",
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where to write. Default: the cache.", show_default=False)] = "",
+    output: Annotated[
+        str,
+        typer.Option("--output", "-o", metavar="FILE", help="Where to write. Default: the cache.", show_default=False),
+    ] = "",
     as_json: o.Json = False,
 ) -> int:
     """Measure this machine into a profile (under 90 s on 2 cores); prints where it wrote and the residuals."""

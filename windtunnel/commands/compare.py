@@ -8,11 +8,20 @@ from windtunnel.commands import options as o
 
 
 def compare(
-    first: Annotated[str, typer.Argument(metavar="RUN_DIR | PREDICTED", help="A run folder, or a predicted timeline.", show_default=False)],
-    second: Annotated[str, typer.Argument(metavar="[MEASURED]", help="A measured timeline or run folder.", show_default=False)] = "",
+    first: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN_DIR | PREDICTED", help="A run folder, or a predicted timeline.", show_default=False
+        ),
+    ],
+    second: Annotated[
+        str, typer.Argument(metavar="[MEASURED]", help="A measured timeline or run folder.", show_default=False)
+    ] = "",
     profile: o.Profile = "",
     top: Annotated[int, typer.Option(min=1, metavar="N", help="How many of the worst instructions to list.")] = 12,
-    trace: Annotated[str, typer.Option(metavar="FILE", help="Write both timelines as one Chrome/Perfetto trace.", show_default=False)] = "",
+    trace: Annotated[
+        str, typer.Option(metavar="FILE", help="Write both timelines as one Chrome/Perfetto trace.", show_default=False)
+    ] = "",
     as_json: o.Json = False,
 ) -> int:
     """Predicted against measured: step time, operation classes, instructions, worst first; skew apart.
@@ -25,7 +34,12 @@ def compare(
 
 
 def check(
-    baseline: Annotated[str, typer.Argument(metavar="BASELINE", help="Run folder to hold against (same plan, or fewer ranks).", show_default=False)],
+    baseline: Annotated[
+        str,
+        typer.Argument(
+            metavar="BASELINE", help="Run folder to hold against (same plan, or fewer ranks).", show_default=False
+        ),
+    ],
     run_dir: Annotated[str, typer.Argument(metavar="RUN_DIR", help="Run folder to judge.", show_default=False)],
     tolerance: Annotated[float, typer.Option(min=0.0, max=10.0, metavar="SHARE", help="Slowdown allowed.")] = 0.1,
     profile: o.Profile = "",

@@ -23,10 +23,18 @@ def forecast(
     nodes: o.Nodes = 0,
     model: o.Model = "",
     profile: o.Profile = "",
-    flops: Annotated[Flops, typer.Option(help="FLOP convention of MFU and HFU; exact counts causal attention at half.")] = Flops.exact,
-    unfold: Annotated[bool, typer.Option("--unfold", help="Fly every rank instead of one of each kind (slow, equal).")] = False,
-    timeline: Annotated[str, typer.Option(metavar="FILE", help="Also save the predicted timeline (.json.gz).", show_default=False)] = "",
-    trace: Annotated[str, typer.Option(metavar="FILE", help="Also save it as a Chrome/Perfetto trace.", show_default=False)] = "",
+    flops: Annotated[
+        Flops, typer.Option(help="FLOP convention of MFU and HFU; exact counts causal attention at half.")
+    ] = Flops.exact,
+    unfold: Annotated[
+        bool, typer.Option("--unfold", help="Fly every rank instead of one of each kind (slow, equal).")
+    ] = False,
+    timeline: Annotated[
+        str, typer.Option(metavar="FILE", help="Also save the predicted timeline (.json.gz).", show_default=False)
+    ] = "",
+    trace: Annotated[
+        str, typer.Option(metavar="FILE", help="Also save it as a Chrome/Perfetto trace.", show_default=False)
+    ] = "",
     as_json: o.Json = False,
 ) -> int:
     """Step time, throughput, MFU, memory per stage, where the time goes, cost. Exit 1: does not fit."""

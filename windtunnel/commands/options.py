@@ -5,15 +5,37 @@ from typing import Annotated
 import typer
 
 RunFile = Annotated[
-    str, typer.Argument(metavar="RUN", help="Run file (YAML), Megatron script, DeepSpeed JSON or config.json; - reads stdin.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="Run file (YAML), Megatron script, DeepSpeed JSON or config.json; - reads stdin.",
+        show_default=False,
+    ),
 ]
 Set = Annotated[
-    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as plan.tensor_parallel=4. Repeat it.", show_default=False)
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a key, such as plan.tensor_parallel=4. Repeat it.",
+        show_default=False,
+    ),
 ]
-Cluster = Annotated[str, typer.Option(metavar="PRESET", help="Cluster preset, for a RUN that names none.", show_default=False)]
+Cluster = Annotated[
+    str, typer.Option(metavar="PRESET", help="Cluster preset, for a RUN that names none.", show_default=False)
+]
 Nodes = Annotated[int, typer.Option(metavar="N", help="Nodes of that cluster.", show_default=False)]
-Model = Annotated[str, typer.Option(metavar="PRESET", help="Model preset, for a RUN that names none.", show_default=False)]
-Profile = Annotated[
-    str, typer.Option(metavar="NAME", help="Profile to price with: a shipped name or a file. Default: the cluster's.", show_default=False)
+Model = Annotated[
+    str, typer.Option(metavar="PRESET", help="Model preset, for a RUN that names none.", show_default=False)
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object with documented keys (schemas ship with the package).")]
+Profile = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Profile to price with: a shipped name or a file. Default: the cluster's.",
+        show_default=False,
+    ),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object with documented keys (schemas ship with the package).")
+]

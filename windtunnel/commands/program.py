@@ -11,7 +11,9 @@ def program(
     run: o.RunFile,
     set_: o.Set = [],  # noqa: B006  typer copies it
     rank: Annotated[int, typer.Option("--rank", "-r", min=0, metavar="R", help="Whose program.")] = 0,
-    csv: Annotated[bool, typer.Option("--csv", help="The pipeline schedule of all stages in PyTorch's CSV form.")] = False,
+    csv: Annotated[
+        bool, typer.Option("--csv", help="The pipeline schedule of all stages in PyTorch's CSV form.")
+    ] = False,
     cluster: o.Cluster = "",
     nodes: o.Nodes = 0,
     model: o.Model = "",
@@ -30,7 +32,9 @@ def import_(
     cluster: o.Cluster = "",
     nodes: o.Nodes = 0,
     model: o.Model = "",
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Write there, not to stdout.", show_default=False)] = "",
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="Write there, not to stdout.", show_default=False)
+    ] = "",
     as_json: o.Json = False,
 ) -> int:
     """Print the run file that a Megatron script, DeepSpeed JSON or config.json means."""

@@ -10,7 +10,12 @@ from windtunnel.commands import options as o
 def train(
     run: o.RunFile,
     set_: o.Set = [],  # noqa: B006  typer copies it
-    output: Annotated[str, typer.Option("--output", "-o", metavar="DIR", help="Run folder. Default: a new one under runs/.", show_default=False)] = "",
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", metavar="DIR", help="Run folder. Default: a new one under runs/.", show_default=False
+        ),
+    ] = "",
     cluster: o.Cluster = "",
     nodes: o.Nodes = 0,
     model: o.Model = "",

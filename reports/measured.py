@@ -1,0 +1,83 @@
+"""The step time that a run really took: the median over the steps after warm-up, with its spread.
+
+The first steps pay for allocation, thread pools and caches, so a quarter of the run, at most 5 steps and at least
+1, is left out. The spread is the middle half (quartiles) and the full range: on a shared machine the range says
+more about the neighbours than about the program.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from plan.errors import InputError
+
+MOST_WARM_UP_STEPS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A measured step time: median, quartiles and range in seconds over `steps` steps, `warm_up` of them left out
+    before."""
+
+    median_s: float
+    quartiles_s: tuple[float, float]
+    range_s: tuple[float, float]
+    steps: int
+    warm_up: int
+
+    @property
+    def relative_spread(self) -> float:
+        """Half the middle half, relative to the median."""
+        return (self.quartiles_s[1] - self.quartiles_s[0]) / 2 / self.median_s if self.median_s else 0.0
+
+
+def warm_up_steps(steps: int) -> int:
+    """How many first steps are left out of a run of `steps`."""
+    return min(MOST_WARM_UP_STEPS, max(1, steps // 4)) if steps > 1 else 0
+
+
+def measure(times_s: Sequence[float]) -> Measured:
+    """Median and spread after warm-up. Raises InputError when there is no time, or one that is not a positive
+    number."""
+    if not times_s:
+        raise InputError("no step was measured: the run has no step times")
+    wrong = [value for value in times_s if not (math.isfinite(value) and value > 0)]
+    if wrong:
+        raise InputError(f"a step time of {wrong[0]} s is not a positive number")
+    skipped = warm_up_steps(len(times_s))
+    kept = np.asarray(times_s[skipped:], dtype=np.float64)
+    low, median, high = (float(q) for q in np.percentile(kept, (25, 50, 75)))
+    return Measured(median, (low, high), (float(kept.min()), float(kept.max())), len(kept), skipped)
+
+
+def read_steps(path: Path) -> list[dict[str, Any]]:
+    """The objects of a steps.jsonl file, one a step. Raises InputError when it is missing, empty or damaged."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error.strerror}): is {path.parent} the folder of a run that trained?"
+        ) from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not text") from None
+    steps = [_step(line, number, path) for number, line in enumerate(lines, 1) if line.strip()]
+    if not steps:
+        raise InputError(f"{path} is empty: no step finished")
+    return steps
+
+
+def _step(line: str, number: int, path: Path) -> dict[str, Any]:
+    try:
+        step = json.loads(line)
+    except ValueError as error:
+        raise InputError(f"{path} line {number} is not JSON: {error}") from None
+    if not isinstance(step, dict) or not isinstance(step.get("step_time_s"), int | float):
+        raise InputError(f"{path} line {number} has no step_time_s")
+    return step
