@@ -20,6 +20,8 @@ from plan.program import Block, Buffer, Call, Comm, Phase, RankProgram, Role, St
 from plan.schedules import Placement, Slot, Transfer
 from plan.shapes import Extents
 
+_UNBOUND = (-1, -1)
+
 Units = tuple[tuple[int, ...], ...]  # units of each chunk
 
 
@@ -35,7 +37,7 @@ class _Ring:
         if self.free and self.made >= 2:
             return self.free.pop(0)
         self.made += 1
-        return self.made - 1, (-1, -1)
+        return self.made - 1, _UNBOUND
 
 
 class StageCompiler:
@@ -47,6 +49,8 @@ class StageCompiler:
         self.rings = Rings()
         self.blocks: list[Block] = []
         self.index: dict[str, int] = {}
+        self._in_ports: list[tuple[tuple[str, int], ...]] = []  # of each block: name, and its out-port in the forward block
+        self._out_ports: list[dict[str, int]] = []
         self.calls: list[Call] = []
         self.base = 0
         self.here = {u for chunk in units for u in chunk}
@@ -90,8 +94,12 @@ class StageCompiler:
 
     # --- blocks -------------------------------------------------------------------------------------------------------
 
-    def _block(self, name: str, block: Block) -> int:
+    def _block(self, name: str, block: Block, forward: str | None = None) -> int:
+        """Add a block; `forward` names the block whose out-ports a backward block's in-ports are called after."""
+        saved = {} if forward is None else self._out_ports[self.index[forward]]
         self.blocks.append(block)
+        self._in_ports.append(tuple((p.name, saved.get(p.name, -1)) for p in block.ports_in))
+        self._out_ports.append({p.name: k for k, p in enumerate(block.ports_out)})
         self.index[name] = len(self.blocks) - 1
         return self.index[name]
 
@@ -193,30 +201,36 @@ class StageCompiler:
         for chunk in range(len(self.units)):
             self._block(f"F{chunk}", self._forward(chunk))
             if self.plan.microbatches > 1:
-                self._block(f"B{chunk}", self._backward(chunk, None))
+                self._block(f"B{chunk}", self._backward(chunk, None), f"F{chunk}")
         pending = self._writers()
         for chunk in self._last_backwards():
-            self._block(f"B{chunk}.last", self._backward(chunk, pending))
+            self._block(f"B{chunk}.last", self._backward(chunk, pending), f"F{chunk}")
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
-    def _call(self, block: int, micro: int, bound: Ports) -> int:
-        ports = self.blocks[block].ports_in
-        bindings = tuple(bound.get(p.name, (-1, -1)) for p in ports)
+    def _call(self, block: int, micro: int, bound: Ports, forward: int = -1) -> int:
+        """Place a block. `bound` says what stands behind its in-ports; those named like a port of `forward` are that call's."""
+        bindings = tuple(
+            (forward, k) if k >= 0 else bound.get(name, _UNBOUND) for name, k in self._in_ports[block]
+        )
         self.calls.append(Call(block, micro, self.base, bindings))
         self.base += len(self.blocks[block].instructions)
         return len(self.calls) - 1
 
-    def _ports(self, call: int) -> Ports:
-        """Out-ports of a call by name, ready to be bound."""
-        outs = self.blocks[self.calls[call].block].ports_out
-        return {p.name: (call, k) for k, p in enumerate(outs)}
+    def _port(self, call: int, name: str) -> tuple[int, int]:
+        """An out-port of a call, ready to be bound."""
+        return call, self._out_ports[self.calls[call].block][name]
+
+    def _ports(self, call: int, prefix: str) -> Ports:
+        """The out-ports of a call whose names start so."""
+        outs = self._out_ports[self.calls[call].block]
+        return {name: (call, k) for name, k in outs.items() if name.startswith(prefix)}
 
     def compile(self) -> RankProgram:
         """Blocks, calls in host order and rank-wide buffers of the stage."""
         self._compile_blocks()
         opened = self._call(self.index["open"], -1, {})
-        weights = self._ports(opened)
+        weights = self._ports(opened, "weights.")
         sent: dict[tuple[str, int], list[int]] = {}
         rings: dict[tuple[bool, int], _Ring] = {}
         received: dict[tuple[Slot, str], int] = {}
@@ -236,16 +250,16 @@ class StageCompiler:
                     ports |= weights
                 block = f"F{slot.chunk}"
             else:
-                ports |= {k: v for k, v in self._ports(done[Slot("F", slot.micro, slot.chunk)]).items() if k != "out"}
                 block = f"B{slot.chunk}.last" if slot == last[slot.chunk] else f"B{slot.chunk}"
-            call = self._call(self.index[block], slot.micro, ports)
-            done[slot] = call
+            forward = done[Slot("F", slot.micro, slot.chunk)] if slot.phase == "B" else -1
+            call = done[slot] = self._call(self.index[block], slot.micro, ports, forward)
             if slot.phase == "B":
                 self._release(slot, call, rings, slot_of)
-                reduced |= {k: v for k, v in self._ports(call).items() if k.startswith("bucket.")}
+            if slot == last[slot.chunk]:
+                reduced |= self._ports(call, "bucket.")
             for transfer in self.placement.sends[position]:
                 self._send(transfer, call, sent)
-        self._close(reduced | {"tail": self._ports(done[self.placement.slots[-1]])["tail"]}, sent)
+        self._close(reduced | {"tail": self._port(done[self.placement.slots[-1]], "tail")}, sent)
         buffers = (*self.parameters.buffers, *self._scalar_buffers(), *self.rings.buffers())
         return RankProgram(
             self.stage, tuple(self.blocks), tuple(self.calls), buffers, self.parameters.params, self.parameters.buckets
@@ -299,18 +313,17 @@ class StageCompiler:
             unit = self.units[chunk][0 if way else -1]
             stream: Stream = "send_bwd" if way else "send_fwd"
             self._block(name, transfer_block(name, "SEND", unit, "B" if way else "F", stream, comm, edge))
-        call = self._call(self.index[name], transfer.micro, {"payload": self._ports(producer)["out"]})
+        call = self._call(self.index[name], transfer.micro, {"payload": self._port(producer, "out")})
         sent.setdefault(("B" if way else "F", chunk), []).append(call)
 
     def _release(
         self, slot: Slot, call: int, rings: dict[tuple[bool, int], _Ring], slot_of: dict[tuple[Slot, str], int]
     ) -> None:
         """A backward has finished with the slots its input and its gradient arrived in."""
-        ports = self._ports(call)
         for way, phase, token in ((False, "F", "x_done"), (True, "B", "d_done")):
             number = slot_of.get((Slot("B" if way else "F", slot.micro, slot.chunk), phase))
             if number is not None:
-                rings[way, slot.chunk].free.append((number, ports[token]))
+                rings[way, slot.chunk].free.append((number, self._port(call, token)))
 
     def _close(self, bound: Ports, sent: dict[tuple[str, int], list[int]]) -> None:
         left = [(phase, call) for (phase, _), queue in sorted(sent.items()) for call in queue]

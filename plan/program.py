@@ -288,7 +288,8 @@ def expand(program: RankProgram) -> Iterator[Placed]:
                 seq = counts.get(key, 0)
                 counts[key] = seq + 1
             waits = tuple(w for w in (resolve_wait(program, call, w) for w in instruction.waits) if w >= 0)
-            yield Placed(call.base + local, call_index, local, call.micro, instruction, waits, seq)
+            micro = -1 if instruction.phase == "step" else call.micro
+            yield Placed(call.base + local, call_index, local, micro, instruction, waits, seq)
 
 
 def resolve_wait(program: RankProgram, call: Call, wait: int) -> int:
@@ -326,5 +327,5 @@ def resolve_buffer(program: RankProgram, call_index: int, ref: int) -> tuple[int
 
 def label(phase: str, kind: str, micro: int, unit: int, piece: str) -> str:
     """The text form of an instruction: `B RS2.5 attn.in` (micro-batch 2, unit 5); step instructions have no micro-batch."""
-    where = f"{micro}.{unit}" if micro >= 0 else f"{unit}"
+    where = f"{micro}.{unit}" if micro >= 0 and phase != "step" else f"{unit}"
     return f"{phase} {kind}{where} {piece}"

@@ -11,24 +11,22 @@ Formulas: 1F1B warm-up min(m, p-1-r) and the interleaved order are those of Nara
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from plan.parallel import Plan
 
 FORWARD_TIME, BACKWARD_TIME = 1, 2
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """One compute call of a stage."""
+class Slot(NamedTuple):
+    """One compute call of a stage (a tuple, because schedules hash and sort tens of thousands)."""
 
     phase: Literal["F", "B"]
     micro: int
     chunk: int
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Transfer:
+class Transfer(NamedTuple):
     """One activation or gradient between neighbouring virtual stages; the field order is the global order."""
 
     time: int

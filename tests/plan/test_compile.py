@@ -1,0 +1,149 @@
+"""The compiler: what stands where in a rank's program, told on small plans."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from plan.compile import compile_run, coordinates
+from plan.program import RankProgram, StepProgram, expand, label
+from plan.run import Run
+
+Tiny = Callable[..., Run]
+GPT = {"layers": 4, "hidden": 64, "heads": 4, "ffn": 256, "vocab": 256, "seq_length": 32, "vocab_multiple": 16}
+
+
+def lines(program: RankProgram) -> list[str]:
+    return [
+        label(p.instruction.phase, p.instruction.kind, p.micro, p.instruction.unit, p.instruction.piece)
+        for p in expand(program)
+    ]
+
+
+def compiled(tiny: Tiny, **plan: object) -> StepProgram:
+    base = {"precision": "fp32", "zero_stage": 0, "global_batch_size": 8, **plan}
+    return compile_run(tiny(model=GPT, plan=base))
+
+
+def test_labels_are_unique_in_a_step(tiny: Tiny) -> None:
+    program = compiled(tiny, tensor_parallel=2, sequence_parallel=True, pipeline_parallel=2, data_parallel=2, zero_stage=1)
+    for rank in program.classes:
+        assert [label_ for label_, n in Counter(lines(rank)).items() if n > 1] == []
+
+
+def test_the_reduce_scatter_runs_beside_the_weight_gradient(tiny: Tiny) -> None:
+    """B RS mlp.in is issued before W mlp.core; the weight gradient does not wait for it, the norm's backward does."""
+    rank = compiled(tiny, tensor_parallel=2, sequence_parallel=True).classes[0]
+    placed = {label(p.instruction.phase, p.instruction.kind, p.micro, p.instruction.unit, p.instruction.piece): p
+              for p in expand(rank)}  # fmt: skip
+    scatter, weight, norm = placed["B RS0.3 mlp.in"], placed["W W0.3 mlp.core"], placed["B B0.3 mlp.in"]
+    assert scatter.id < weight.id < norm.id
+    assert scatter.id not in weight.waits
+    assert norm.waits == (scatter.id,)
+
+
+def test_the_input_is_gathered_again_while_the_input_gradient_runs(tiny: Tiny) -> None:
+    rank = compiled(tiny, tensor_parallel=2, sequence_parallel=True).classes[0]
+    order = [x for x in lines(rank) if x.endswith(("0.3 mlp.in", "0.3 mlp.core", "0.3 mlp.out")) and x[0] in "BW"]
+    assert order == [
+        "B B0.3 mlp.out", "B AG0.3 mlp.out", "W AG0.3 mlp.in", "B I0.3 mlp.core", "B RS0.3 mlp.in", "W W0.3 mlp.core",
+        "B B0.3 mlp.in",
+    ]  # fmt: skip
+
+
+def test_every_micro_batch_visits_every_unit_once_each_way(tiny: Tiny) -> None:
+    program = compiled(tiny, pipeline_parallel=2, virtual_pipeline=2, schedule="interleaved-1f1b", global_batch_size=4)
+    cores = Counter(line for rank in program.classes for line in lines(rank) if line.endswith("attn.core"))
+    assert set(cores.values()) == {1}
+    assert len(cores) == 3 * 4 * 4  # F, I, W; 4 micro-batches; 4 layers
+
+
+def test_buckets_close_at_the_first_parameter_end_past_the_limit_and_are_reduced_in_the_last_backward(tiny: Tiny) -> None:
+    rank = compiled(tiny, data_parallel=2, communication={"bucket_mb": 0.1}).classes[0]
+    sizes: Counter[int] = Counter()
+    largest: Counter[int] = Counter()
+    for param in rank.params:
+        sizes[param.bucket] += param.local_numel
+        largest[param.bucket] = max(largest[param.bucket], param.local_numel)
+    whole = [b for b in rank.buckets if b.kind == "sharded"]
+    assert len(whole) > 3
+    assert all(b.numel % 128 == 0 for b in rank.buckets)
+    for bucket in whole[:-1]:
+        assert sizes[bucket.index] * 4 >= 0.1e6 > (sizes[bucket.index] - largest[bucket.index]) * 4
+    text = lines(rank)
+    last_micro = rank.calls[-2].micro
+    for bucket in rank.buckets:
+        assert text.index(f"step AR{bucket.index} bucket") > text.index(f"B B{last_micro}.5 head.in")
+
+
+def test_without_overlap_buckets_wait_for_the_end_of_backward(tiny: Tiny) -> None:
+    rank = compiled(tiny, data_parallel=2, communication={"bucket_mb": 0.1, "overlap": False}).classes[0]
+    text = lines(rank)
+    last = max(i for i, line in enumerate(text) if line.startswith("W "))
+    assert all(text.index(f"step AR{b.index} bucket") > last for b in rank.buckets)
+
+
+def test_zero_scatters_gradients_and_gathers_weights_in_the_order_forward_needs_them(tiny: Tiny) -> None:
+    rank = compiled(tiny, data_parallel=2, zero_stage=1, communication={"bucket_mb": 0.1}).classes[0]
+    text = lines(rank)
+    gathers = [line for line in text if line.startswith("step AG")]
+    assert gathers == [f"step AG{b.index} weights" for b in reversed(rank.buckets)]
+    assert all(b.shard_numel * 2 == b.numel for b in rank.buckets)
+    assert sum(line.startswith("step RS") for line in text) == len(rank.buckets)
+    first = next(p for p in expand(rank) if p.instruction.piece == "attn.core")
+    assert any(text[w].startswith("step AG") for w in first.waits) or len(gathers) == 1
+
+
+def test_full_recompute_repeats_all_but_a_layers_last_sum(tiny: Tiny) -> None:
+    rank = compiled(tiny, tensor_parallel=2, recompute="full").classes[0]
+    repeated = [line for line in lines(rank) if line.startswith("R ") and "0.2 " in line]
+    assert repeated == [
+        "R F0.2 attn.in", "R F0.2 attn.core", "R AR0.2 attn.out", "R F0.2 attn.out", "R F0.2 mlp.in", "R F0.2 mlp.core",
+    ]  # fmt: skip
+
+
+def test_selective_recompute_repeats_the_attention_alone(tiny: Tiny) -> None:
+    rank = compiled(tiny, recompute="selective").classes[0]
+    assert {line.split(" ")[-1] for line in lines(rank) if line.startswith("R ")} == {"attn.sdpa"}
+
+
+def test_the_first_n_layers_of_a_chunk_are_recomputed(tiny: Tiny) -> None:
+    program = compiled(tiny, pipeline_parallel=2, recompute={"layers": 1})
+    for rank, layers in zip(program.classes, ({1}, {3}), strict=True):
+        assert {p.instruction.unit for p in expand(rank) if p.instruction.phase == "R"} == layers
+
+
+def test_tied_embeddings_across_stages_are_summed_over_the_embed_group_and_counted_once(tiny: Tiny) -> None:
+    program = compiled(tiny, tensor_parallel=2, pipeline_parallel=2, data_parallel=2)
+    assert [g.ranks for g in program.groups["embed"]] == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    first, last = program.classes
+    weights = [[b.norm_weight for b in rank.buckets if b.kind == "tied"] for rank in (first, last)]
+    assert weights == [[1.0], [0.0]]
+    assert sum(line.endswith("tied") for line in lines(first)) == sum(line.endswith("tied") for line in lines(last)) == 1
+
+
+def test_ranks_follow_the_rank_order_and_groups_differ_in_one_axis(tiny: Tiny) -> None:
+    run = tiny(model=GPT, plan={"tensor_parallel": 2, "pipeline_parallel": 2, "data_parallel": 2, "global_batch_size": 4})
+    assert [coordinates(run.plan, rank)["dp"] for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
+    program = compile_run(run)
+    assert [g.ranks for g in program.groups["tp"]] == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    assert [g.ranks for g in program.groups["dp"]] == [(0, 2), (1, 3), (4, 6), (5, 7)]
+    assert [g.ranks for g in program.groups["model"]] == [(0, 1, 4, 5), (2, 3, 6, 7)]
+    assert program.class_of == (0, 0, 0, 0, 1, 1, 1, 1)
+
+
+@pytest.mark.parametrize("pp", [1, 2, 4])
+def test_a_forward_leaves_what_its_backward_frees(tiny: Tiny, pp: int) -> None:
+    """Allocator bytes of one forward and one backward call cancel, boundary tensors apart (they are freed two calls later)."""
+    program = compiled(tiny, pipeline_parallel=pp)
+    for rank in program.classes:
+        nets = {b.name: b.net_bytes for b in rank.blocks}
+        edge = 4 * 32 * 64
+        produced = (rank.stage < pp - 1) + (rank.stage > 0)
+        released = produced  # each block frees the payload of two calls before: counted as an import
+        assert nets["F0"] + nets["B0"] - edge * (produced - released) == 0
+
+
+def test_the_same_run_compiles_to_the_same_hash_and_another_plan_to_another(tiny: Tiny) -> None:
+    assert compiled(tiny, pipeline_parallel=2).hash == compiled(tiny, pipeline_parallel=2).hash
+    assert compiled(tiny, pipeline_parallel=2).hash != compiled(tiny, pipeline_parallel=2, schedule="gpipe").hash
