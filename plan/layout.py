@@ -13,6 +13,7 @@ c·PP + s is chunk c of stage s, so with interleaving a stage holds several sepa
 """
 
 from plan.model import Model
+from plan.nearest import divisors
 from plan.parallel import Plan
 
 Layout = tuple[tuple[tuple[int, ...], ...], ...]
@@ -76,8 +77,8 @@ def _list_problems(given: tuple[int, ...], stages: int, units: int, split: str) 
 
 def _remedy(layers: int, plan: Plan) -> str:
     """Legal pipeline and virtual degrees near the ones given, and the layout that always works."""
-    pipelines = [p for p in range(1, layers + 1) if layers % (p * plan.virtual_pipeline) == 0]
-    virtuals = [v for v in range(1, layers + 1) if layers % (plan.pipeline_parallel * v) == 0]
+    pipelines = [d // plan.virtual_pipeline for d in divisors(layers) if d % plan.virtual_pipeline == 0]
+    virtuals = [d // plan.pipeline_parallel for d in divisors(layers) if d % plan.pipeline_parallel == 0]
     options = []
     if pipelines:
         near = sorted(sorted(pipelines, key=lambda p: abs(p - plan.pipeline_parallel))[:4])

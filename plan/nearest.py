@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
+from math import gcd, isqrt
 
 
 def nearest_name(given: str, known: Iterable[str], cutoff: float = 0.55) -> str | None:
@@ -19,9 +20,10 @@ def did_you_mean(given: str, known: Sequence[str]) -> str:
 
 
 def divisors(*numbers: int) -> list[int]:
-    """Every whole number that divides all of `numbers`, ascending."""
-    least = min(numbers)
-    return [d for d in range(1, least + 1) if all(n % d == 0 for n in numbers)]
+    """Every whole number that divides all of `numbers`, ascending. Takes √ of their greatest common divisor steps."""
+    common = gcd(*numbers)
+    small = [d for d in range(1, isqrt(common) + 1) if common % d == 0]
+    return small + [common // d for d in reversed(small) if d * d != common]
 
 
 def nearest_number(given: float, legal: Iterable[int]) -> int:

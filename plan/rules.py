@@ -156,11 +156,13 @@ def virtual_pipeline(run: Run) -> Iterator[str]:
     if plan.schedule in ("1f1b", "gpipe"):
         repair = "use interleaved-1f1b, or virtual_pipeline 1"
         yield f"schedule {plan.schedule} runs one chunk a stage, but virtual_pipeline is {v}; {repair}"
+    if plan.global_batch_size % (plan.micro_batch_size * plan.data_parallel):
+        return  # `batch` speaks of it; a rest of a rest would only confuse
     if not p <= n <= max(p, m):
         near = min(max(n, p), max(p, m))
         yield f"microbatch_group {n} must lie between pipeline_parallel {p} and the {m} micro-batches; nearest {near}"
     elif m % n and m % n < p:
-        legal = [k for k in range(p, m + 1) if m % k == 0 or m % k >= p]
+        legal = [k for k in divisors(m) if k >= p]
         group = f"; or microbatch_group {nearest_number(n, legal)}" if legal else ""
         size = plan.micro_batch_size * plan.data_parallel
         batches = " or ".join(str(k * n * size) for k in (m // n, m // n + 1) if k)

@@ -191,3 +191,8 @@ def test_nearest_plans_are_legal_themselves() -> None:
         t, p, d = (int(part[2:]) for part in text.split())
         plan = {"tensor_parallel": t, "pipeline_parallel": p, "data_parallel": d}
         assert load(merge(BASE, merge(over, {"plan": plan}))).plan.world == 1024
+
+
+def test_absurdly_large_numbers_are_answered_at_once() -> None:
+    plan = {"pipeline_parallel": 7, "virtual_pipeline": 11, "global_batch_size": 10**12 + 39, "pipeline_layout": "even"}
+    assert len(problems_of({"model": {"layers": 10**12}, "plan": plan})) == 3
