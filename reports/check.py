@@ -37,7 +37,7 @@ class MovedClass:
     expected_s: float
     """The run's forecast of the class times the baseline's measured / predicted of it."""
     excess_s: float
-    """measured − expected: positive means slower."""
+    """measured − expected: positive means slower. Of idle time, what slower communication does not explain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,10 @@ def _moved(baseline: Comparison, run: Comparison, residual: float) -> tuple[Move
     old_idle, idle = baseline.compute_idle_s, run.compute_idle_s
     same = baseline.program_hash == run.program_hash
     expected_idle = old_idle[1] if same else max(0.0, idle[0]) * residual
-    rows.append(MovedClass("compute stream idle", idle[1], expected_idle, idle[1] - expected_idle))
+    # Exposed communication also shows as idle time: only what its excess does not explain counts as idle's own.
+    slower = sum(max(0.0, row.excess_s) for row, made in zip(rows, run.classes, strict=True) if made.communication)
+    excess = idle[1] - expected_idle
+    rows.append(MovedClass("compute stream idle", idle[1], expected_idle, max(min(excess, 0.0), excess - slower)))
     return tuple(sorted(rows, key=lambda row: (-row.excess_s, row.name)))
 
 

@@ -55,6 +55,7 @@ class ClassRow:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = DESCRIBED
     name: str
+    communication: bool
     instructions: int
     """Instructions of the class over all ranks."""
     predicted_s: float
@@ -206,13 +207,13 @@ def _world(measured: Timeline, ranks: tuple[int, ...]) -> int:
 
 
 def _classes(rows: Iterable[Joined], ranks: int, by: str) -> tuple[ClassRow, ...]:
-    sums: dict[str, list[float]] = {}
+    sums: dict[tuple[str, bool], list[float]] = {}
     for row in rows:
-        total = sums.setdefault(getattr(row, by), [0, 0.0, 0.0])
+        total = sums.setdefault((getattr(row, by), row.communication), [0, 0.0, 0.0])
         total[0] += 1
         total[1] += row.predicted_s / ranks
         total[2] += row.measured_s / ranks
-    made = [ClassRow(name, int(n), p, m, p - m, relative(p, m)) for name, (n, p, m) in sums.items()]
+    made = [ClassRow(*name, int(n), p, m, p - m, relative(p, m)) for name, (n, p, m) in sums.items()]
     return tuple(sorted(made, key=lambda row: (-abs(row.error_s), row.name)))
 
 

@@ -36,6 +36,7 @@ class Joined:
     operation: str
     piece: str
     stream: str
+    communication: bool
     predicted_s: float
     measured_s: float
     measured_low_s: float
@@ -99,6 +100,7 @@ def _rows(
             operation=operation(phase, kind, group),
             piece=f"{phase} {kind} {piece}",
             stream=stream,
+            communication=bool(group),
             predicted_s=twin.work_s,
             measured_s=real.work_s,
             measured_low_s=real.low_s,

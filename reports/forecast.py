@@ -1,0 +1,146 @@
+"""The forecast of a run as one record: what `windtunnel forecast --json` prints, key by key.
+
+A flight says how long a step takes and where memory peaks; this file adds what follows by arithmetic: throughput,
+MFU and HFU under a named FLOP convention, whether it fits, and what the whole job costs. It invents no number:
+prices come from the run, peaks from the data sheet in the cluster preset, times and bytes from the flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from reports.compare import DESCRIBED
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Memory of one pipeline stage at the moment of its peak, GiB; the parts sum to the peak."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = DESCRIBED
+    stage: int
+    peak_gib: float
+    """Allocated bytes at the peak, framework included."""
+    weights_gib: float
+    gradients_gib: float
+    optimizer_gib: float
+    activations_gib: float
+    buffers_gib: float
+    """Slots for gathered and communicated tensors."""
+    workspace_gib: float
+    """Kernel workspaces and temporaries alive at the peak."""
+    framework_gib: float
+    """Device context, libraries and communicators."""
+    peak_at: str
+    """The instruction during which the peak stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Device memory of the fullest rank, and what the hosts hold."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = DESCRIBED
+    peak_allocated_gib: float
+    """Most bytes of live tensors at once."""
+    peak_reserved_gib: float
+    """Most bytes the caching allocator holds."""
+    capacity_gib: float
+    fits: bool
+    """Reserved plus framework is at most the capacity."""
+    per_stage: tuple[Stage, ...]
+    host_gib: float
+    """Memory of a node's host used by the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeShares:
+    """Where a step goes: exclusive critical time as fractions of the step, mean over ranks; they sum to 1."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = DESCRIBED
+    compute: float
+    recompute: float
+    optimizer: float
+    bubble: float
+    """Idle because the pipeline has nothing for the stage to do."""
+    exposed_tensor: float
+    """Tensor-parallel communication that nothing hides."""
+    exposed_pipeline: float
+    exposed_data: float
+    exposed_offload: float
+    skew: float
+    """Waiting for a late member of a collective."""
+    host: float
+    """The device waits for its next instruction to be issued."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The whole job: the token budget if the run has one, else its steps."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = DESCRIBED
+    steps: int
+    gpu_hours: float
+    usd: float
+    days: float
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a run would take."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = DESCRIBED
+    step_time_s: float
+    step_time_interval_s: tuple[float, float]
+    """[low, high], first order: the profile's residual of each class times its share of the step."""
+    tokens_per_s: float
+    tokens_per_s_per_gpu: float
+    model_tflops_per_gpu: float
+    """FLOPs the mathematics needs, per second and GPU."""
+    hardware_tflops_per_gpu: float
+    """FLOPs executed, recompute included."""
+    mfu: float | None
+    """Model FLOPs over the data sheet's dense peak at the run's precision; null where no data sheet states one
+    (cpu)."""
+    hfu: float | None
+    flop_convention: str
+    """exact (causal attention at half) | megatron | palm."""
+    peak_tflops_per_gpu: float | None
+    parameters: int
+    gpus: int
+    memory: Memory
+    time: TimeShares
+    cost: Cost
+    warnings: tuple[str, ...]
+    """What the profile had to extrapolate or derive, and what an importer noted."""
+    not_modelled: tuple[str, ...]
+    """What the forecast leaves out."""
+    run: dict[str, Any]
+    """As resolved: a run file that loads to the same run."""
+    profile: str
+    profile_hash: str
+    program_hash: str
+
+
+def utilisation(tflops: float, peak_tflops: float | None) -> float | None:
+    """Share of the peak, or None where there is no peak to share."""
+    return tflops / peak_tflops if peak_tflops else None
+
+
+def cost_of(step_time_s: float, steps: int, gpus: int, price_per_gpu_hour: float) -> Cost:
+    """GPU-hours, money and days of `steps` steps without a failure."""
+    hours = step_time_s * steps / 3600
+    return Cost(steps, hours * gpus, hours * gpus * price_per_gpu_hour, hours / 24)
+
+
+def steps_of(tokens: float | None, tokens_per_step: int, steps: int) -> int:
+    """Steps that train on `tokens`, rounded up; without a token budget the steps of the run."""
+    return steps if tokens is None else -(-int(tokens) // tokens_per_step)
+
+
+NOT_MODELLED: Sequence[str] = (
+    "failures, restarts and checkpoints",
+    "evaluation, data loading and start-up",
+    "clock and temperature changes beyond what the profile measured",
+    "other jobs on the same machines or network",
+)

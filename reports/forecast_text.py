@@ -1,0 +1,101 @@
+"""A forecast as text: the numbers a planner asks for first, memory by stage, where the time goes, cost, warnings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reports import tables
+from reports.forecast import Forecast, Stage
+from reports.tables import count, digits, gib, percent, seconds
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+CONVENTIONS = {
+    "exact": "exact: causal attention at half, embedding look-up not counted",
+    "megatron": "megatron: full attention square (arXiv 2104.04473)",
+    "palm": "palm: 6N + 12·L·a·d·s a token (arXiv 2204.02311)",
+}
+PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "workspace", "framework")
+MOST_STAGES = 16
+
+
+def forecast_text(forecast: Forecast, width: int = 100, colour: bool = False) -> str:
+    """The report of `windtunnel forecast`."""
+    parts: list[RenderableType] = [_title(forecast), _numbers(forecast), _memory(forecast), _time(forecast)]
+    for title, lines in (("Warnings", forecast.warnings), ("Not modelled", forecast.not_modelled)):
+        if lines:
+            parts.append("\n".join([title, *(f"- {line}" for line in lines)]))
+    return tables.render(tables.spaced(parts), width, colour)
+
+
+def _title(forecast: Forecast) -> str:
+    model, plan, cluster = (forecast.run[section] for section in ("model", "plan", "cluster"))
+    layout = f"TP{plan['tensor_parallel']} PP{plan['pipeline_parallel']} DP{plan['data_parallel']}"
+    batch = f"global batch {plan['global_batch_size']} x {model['seq_length']} tokens"
+    choices = (
+        layout,
+        f"ZeRO-{plan['zero_stage']}",
+        plan["schedule"],
+        plan["precision"],
+        f"recompute {_plain(plan['recompute'])}",
+    )
+    lines = (
+        f"{model['name']}, {count(forecast.parameters)} parameters, on {forecast.gpus} x {cluster['gpu']}",
+        f"{', '.join(choices)}; {batch}, micro-batch {plan['micro_batch_size']}",
+        f"implementation {plan['implementation']}; profile {forecast.profile}; program {forecast.program_hash[:16]}",
+    )
+    return "\n".join(lines)
+
+
+def _plain(value: object) -> str:
+    return f"of {value['layers']} layers" if isinstance(value, dict) else str(value)
+
+
+def _numbers(forecast: Forecast) -> RenderableType:
+    low, high = forecast.step_time_interval_s
+    peak = forecast.peak_tflops_per_gpu
+    of = f" of {digits(peak)}" if peak else ""
+    cost, memory = forecast.cost, forecast.memory
+    spare = memory.capacity_gib - memory.peak_reserved_gib - max(s.framework_gib for s in memory.per_stage)
+    fits = f"fits, {gib(spare)} GiB spare" if memory.fits else f"DOES NOT FIT, {gib(-spare)} GiB too much"
+    held = f"{gib(memory.peak_allocated_gib)} allocated, {gib(memory.peak_reserved_gib)} reserved"
+    tflops = f"model {digits(forecast.model_tflops_per_gpu)}, hardware {digits(forecast.hardware_tflops_per_gpu)}{of}"
+    shares = f"{percent(forecast.mfu)}, {percent(forecast.hfu)}"
+    job = f"{digits(cost.days)} days, {count(cost.gpu_hours)} GPU-hours, {count(cost.usd)} USD"
+    rows = [
+        ("step time", f"{seconds(forecast.step_time_s)}  [{seconds(low)}, {seconds(high)}]"),
+        ("tokens/s", f"{count(forecast.tokens_per_s)}  ({count(forecast.tokens_per_s_per_gpu)} a GPU)"),
+        ("TFLOP/s a GPU", tflops),
+        ("MFU, HFU", f"{shares}  ({CONVENTIONS[forecast.flop_convention]})"),
+        ("memory", f"{held} of {gib(memory.capacity_gib)} GiB: {fits}"),
+        ("cost", f"{cost.steps:,} steps: {job}"),
+    ]
+    return tables.table("", ("", ""), rows, left=2)
+
+
+def _memory(forecast: Forecast) -> RenderableType:
+    stages = sorted(forecast.memory.per_stage, key=lambda stage: -stage.peak_gib)[:MOST_STAGES]
+    hidden = len(forecast.memory.per_stage) - len(stages)
+    title = "Memory at the peak of each stage (GiB)" + (f", the fullest {MOST_STAGES}" if hidden else "")
+    rows = [_stage(stage) for stage in sorted(stages, key=lambda stage: stage.stage)]
+    return tables.table(title, ("stage", "peak", *PARTS), rows)
+
+
+def _stage(stage: Stage) -> tuple[str, ...]:
+    return (str(stage.stage), gib(stage.peak_gib), *(gib(getattr(stage, f"{part}_gib")) for part in PARTS))
+
+
+def _time(forecast: Forecast) -> RenderableType:
+    names = {name: getattr(forecast.time, name) for name in forecast.time.__dataclass_fields__}
+    rows = [
+        (name.replace("_", " "), percent(share), seconds(share * forecast.step_time_s), _bar(share))
+        for name, share in sorted(names.items(), key=lambda item: -item[1])
+        if share > 0
+    ]
+    columns = ("where the time goes", "share", "a step", "")
+    return tables.table("", columns, rows)
+
+
+def _bar(share: float, cells: int = 40) -> str:
+    return ("█" * round(share * cells)).ljust(cells)

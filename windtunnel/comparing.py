@@ -1,0 +1,155 @@
+"""Composes simulator and trainer output: a run folder is flown again from its run.yaml and held against what it
+measured.
+
+The profile is the one that the measured timeline's header names (its run's cluster), unless another is asked for. A
+program that compiles to another hash than the one measured is refused: instructions with equal ids would not be the
+same work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plan.errors import InputError
+from windtunnel import api, output
+from windtunnel.folders import RunFolder
+
+if TYPE_CHECKING:
+    from plan.run import Run
+    from plan.timeline import Timeline
+    from reports.check import Verdict, Work
+    from reports.compare import Comparison
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A comparison with both timelines, and the run when it came from a run folder."""
+
+    comparison: Comparison
+    predicted: Timeline
+    measured: Timeline
+    run: Run | None
+
+
+def compared(first: str, second: str | None, profile: Any = None, top: int = 12) -> Compared:
+    """RUN_DIR, or PREDICTED and MEASURED (each a timeline file; MEASURED may be a run folder). Raises InputError."""
+    if second is None:
+        return compare_folder(RunFolder.open(first), profile, top)
+    from plan.timeline import load
+    from reports.compare import compare
+
+    if profile is not None:
+        raise InputError("--profile has no use when the forecast is given as a timeline; leave PREDICTED out to fly it")
+    predicted = load(_file(first))
+    if Path(second).is_dir():
+        folder = RunFolder.open(second)
+        measured, times_s = folder.timeline(), folder.step_times_s()
+    else:
+        measured, times_s = load(second), []
+    return Compared(compare(predicted, measured, times_s, top), predicted, measured, None)
+
+
+def compare_folder(folder: RunFolder, profile: Any = None, top: int = 12) -> Compared:
+    """Fly a folder's run and compare."""
+    from reports.compare import compare
+
+    run, measured, times_s = folder.run(), folder.timeline(), folder.step_times_s()
+    flown = api.fly(run, profile=profile or profile_named(measured) or run.cluster.profile, record=True)
+    predicted = flown.flight.timeline()
+    comparison = compare(predicted, measured, times_s, top, tuple(flown.flight.interval))
+    return Compared(comparison, predicted, measured, run)
+
+
+def profile_named(measured: Timeline) -> str | None:
+    """The profile that a measured timeline's header names."""
+    cluster = measured.header.run.get("cluster")
+    return str(cluster["profile"]) if isinstance(cluster, dict) and cluster.get("profile") else None
+
+
+def compare_command(
+    first: str, second: str | None, profile: str | None, top: int, trace: str | None, as_json: bool
+) -> int:
+    """Print the comparison; write the trace when asked for."""
+    found = compared(first, second, profile, top)
+    if trace:
+        from reports.trace import write_trace
+
+        output.note(f"wrote {write_trace([found.predicted, found.measured], trace)} (open it in ui.perfetto.dev)")
+    if as_json:
+        output.emit_json(found.comparison)
+    else:
+        from reports.compare_text import compare_text
+
+        output.emit(compare_text(found.comparison, output.width(), output.colour()))
+    return 0
+
+
+def judged(baseline: str, run_dir: str, tolerance: float, profile: Any = None) -> Verdict:
+    """The gate's verdict on `run_dir` against `baseline`, both run folders."""
+    from reports.check import check
+
+    if not 0 <= tolerance <= 10:
+        raise InputError(f"a tolerance of {tolerance} is not a share between 0 and 10; 0.1 allows 10 %")
+    old, new = RunFolder.open(baseline), RunFolder.open(run_dir)
+    before, after = compare_folder(old, profile, 1), compare_folder(new, profile, 1)
+    old_work, new_work = _work(before, profile), _work(after, profile)
+    return check(before.comparison, after.comparison, new_work, old_work, tolerance)
+
+
+def _work(found: Compared, profile: Any) -> Work:
+    from reports.check import Work
+
+    assert found.run is not None  # both sides of the gate are run folders
+    return Work(found.run.plan.world, found.run.tokens_per_step, one_device_s(found.run, profile))
+
+
+def one_device_s(run: Run, profile: Any = None) -> float | None:
+    """The twin's step time of the same model and global batch on one device; None where no such plan can be flown."""
+    from plan.run import load
+
+    raw = run.to_dict()
+    alone = {
+        "tensor_parallel": 1,
+        "pipeline_parallel": 1,
+        "context_parallel": 1,
+        "data_parallel": 1,
+        "virtual_pipeline": 1,
+    }
+    plan = (
+        raw["plan"]
+        | alone
+        | {"sequence_parallel": False, "schedule": "1f1b", "pipeline_layout": "auto", "microbatch_group": "auto"}
+    )
+    cluster = raw["cluster"] | {
+        "gpus": 1,
+        "gpus_per_node": 1,
+        "nodes": 1,
+        "threads_per_rank": run.cluster.threads_per_rank,
+    }
+    try:
+        flown = api.fly(load(raw | {"plan": plan, "cluster": cluster}), profile=profile)
+    except InputError:
+        return None
+    return float(flown.flight.step_time_s)
+
+
+def check_command(baseline: str, run_dir: str, tolerance: float, profile: str | None, as_json: bool) -> int:
+    """Print the verdict; exit 1 when the gate failed."""
+    verdict = judged(baseline, run_dir, tolerance, profile)
+    if as_json:
+        output.emit_json(verdict)
+    else:
+        from reports.check_text import check_text
+
+        output.emit(check_text(verdict, output.width(), output.colour()))
+    return 0 if verdict.passed else 1
+
+
+def _file(path: str) -> str:
+    if Path(path).is_dir():
+        raise InputError(
+            f"{path} is a folder; PREDICTED is a timeline file, as `windtunnel forecast --timeline FILE` writes it"
+        )
+    return path

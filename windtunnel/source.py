@@ -1,0 +1,84 @@
+"""RUN on a command line: a run file, or a foreign file with what it does not say (`--cluster`, `--nodes`,
+`--model`) beside it.
+
+    source = RunSource("train.sh", ("plan.recompute=full",), cluster="dgx-a100-80gb", nodes=128)
+    run = source.load()          # raises InputError
+    source.notes                 # what the importer wants the user to know, after load
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from plan.errors import InputError
+from plan.run import Run, load, override
+
+YAML = (".yaml", ".yml")
+
+
+@dataclass(slots=True)
+class RunSource:
+    """Where a run comes from. `notes` is filled by `load`."""
+
+    path: str
+    overrides: tuple[str, ...] = ()
+    cluster: str = ""
+    nodes: int = 0
+    model: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    def load(self) -> Run:
+        """The run as resolved. Raises InputError with every problem of the file, the options and the rules."""
+        return load(override(self.sections(), self.overrides))
+
+    def sections(self) -> dict[str, Any]:
+        """The sections of a run file that RUN and the options mean, before `--set`."""
+        if self.nodes < 0:
+            raise InputError(f"--nodes {self.nodes}: give at least 1")
+        if self.path == "-":
+            return self._with_options(_from_stdin())
+        if Path(self.path).suffix.lower() in YAML:
+            from plan.run import read_yaml
+
+            return self._with_options(read_yaml(self.path))
+        return self._imported()
+
+    def _with_options(self, raw: dict[str, Any]) -> dict[str, Any]:
+        """The options replace the sections of the same name; `--nodes` alone replaces one key."""
+        if self.model:
+            raw["model"] = self.model
+        if self.cluster:
+            raw["cluster"] = {"preset": self.cluster}
+        if self.nodes:
+            given = raw.get("cluster")
+            section = {"preset": given} if isinstance(given, str) else dict(given) if isinstance(given, Mapping) else {}
+            raw["cluster"] = {key: value for key, value in section.items() if key != "gpus"} | {"nodes": self.nodes}
+        return raw
+
+    def _imported(self) -> dict[str, Any]:
+        from plan.files import text_of
+
+        text_of(Path(self.path))  # a missing or binary file is an error of its own, whatever format it should have had
+        from plan.importers.megatron import Request
+
+        try:
+            from plan.importers import read_file
+        except ImportError:
+            raise InputError(f"{self.path}: only YAML run files can be read; rename it to .yaml if it is one") from None
+        request = Request(cluster=self.cluster or None, nodes=self.nodes or None, model=self.model or None)
+        imported = read_file(Path(self.path), request)
+        self.notes += imported.notes
+        return dict(imported.run)
+
+
+def _from_stdin() -> dict[str, Any]:
+    from plan.files import parse_yaml
+
+    value = parse_yaml(sys.stdin.read(), "standard input")
+    if not isinstance(value, dict):
+        raise InputError("standard input holds no run file: a mapping with the sections model, cluster and plan")
+    return value
