@@ -16,12 +16,6 @@ settings.register_profile("soak", max_examples=2000, **_QUIET)
 settings.load_profile("soak" if os.environ.get("WINDTUNNEL_SOAK") else "fixed")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """`make soak` runs what is marked soak too."""
-    if os.environ.get("WINDTUNNEL_SOAK") and config.option.markexpr:
-        config.option.markexpr = "not gpu"
-
-
 TINY: dict[str, Any] = {
     "model": {"layers": 4, "hidden": 64, "heads": 4, "vocab": 256, "seq_length": 32, "vocab_multiple": 16},
     "cluster": "cpu",
