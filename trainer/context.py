@@ -1,0 +1,197 @@
+"""What a piece function knows beside its tensors: extents, this rank's coordinates, the micro-batch, and the step of the moment.
+
+A `PieceContext` is made once for each (micro-batch, unit) of a rank's program and lives as long as the executor; only the shared `StepState`
+changes from step to step. Nothing here is a tensor of the program: tables (rotary, token coordinates) are small constants cached by shape.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Protocol
+
+import torch
+
+from kernels.reference_layer import Mask
+from plan.compile import coordinates as compiled_coordinates
+from plan.model import Model, RopeScaling
+from plan.program import RankProgram
+from plan.run import Run
+from plan.shapes import Extents, extents
+
+Tensor = torch.Tensor
+SITE_EMBED, SITE_ATTENTION, SITE_MLP, SITE_PROBABILITIES = range(4)
+
+
+@dataclass(slots=True)
+class StepState:
+    """What changes from step to step: the 0-based step, its learning rate, and the sums its last instruction read."""
+
+    step: int = 0
+    lr: float = 0.0
+    sum_of_squares: float = math.nan
+    loss: float = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinates:
+    """Where a rank stands: its place along each kind of parallelism."""
+
+    rank: int
+    tp: int
+    dp: int
+    pp: int
+
+
+def coordinates(rank: int, run: Run) -> Coordinates:
+    """Coordinates of a global rank, as the compiler lays ranks out."""
+    at = compiled_coordinates(run.plan, rank)
+    return Coordinates(rank, at["tp"], at["dp"], at["pp"])
+
+
+class Batches(Protocol):
+    """Where token ids come from."""
+
+    def batch(self, step: int, samples: tuple[int, ...]) -> Tensor:
+        """(samples, seq + 1) int64: each sequence and the token after it."""
+        ...
+
+
+@dataclass(slots=True)
+class RankContext:
+    """What all pieces of a rank share."""
+
+    run: Run
+    program: RankProgram
+    coords: Coordinates
+    ops: SimpleNamespace
+    data: Batches
+    device: torch.device
+    state: StepState = field(default_factory=StepState)
+    e: Extents = field(init=False)
+    _cache: dict[object, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.e = extents(self.run.model, self.run.plan)
+
+    @property
+    def model(self) -> Model:
+        """The model being trained."""
+        return self.run.model
+
+    @property
+    def first_row(self) -> int:
+        """The micro-batch's row that is row 0 of this rank's residual stream."""
+        return self.coords.tp * self.e.local_tokens if self.e.sequence_parallel else 0
+
+    @property
+    def vocab_first(self) -> int:
+        """First vocabulary entry of this rank's tables."""
+        return self.coords.tp * self.e.vocab
+
+    @property
+    def vocab_valid(self) -> int:
+        """How many of this rank's vocabulary columns are not padding."""
+        return min(max(self.model.vocab - self.vocab_first, 0), self.e.vocab)
+
+    @property
+    def loss_scale(self) -> float:
+        """What makes sums over rows, micro-batches and ranks a mean over the global batch."""
+        return 1.0 / (self.run.plan.global_batch_size * self.model.seq_length)
+
+    def samples(self, micro: int) -> tuple[int, ...]:
+        """Indices in the global batch of a micro-batch's sequences on this data-parallel rank."""
+        plan = self.run.plan
+        first = (micro * plan.data_parallel + self.coords.dp) * plan.micro_batch_size
+        return tuple(range(first, first + plan.micro_batch_size))
+
+    def rope(self) -> tuple[Tensor, Tensor]:
+        """(cos, sin), (seq, head_dim/2), in the computing type."""
+        if "rope" not in self._cache:
+            dtype = torch.float64 if self.e.dtype == "fp64" else torch.float32
+            angles = rope_angles(self.model)
+            self._cache["rope"] = (angles.cos().to(dtype).to(self.device), angles.sin().to(dtype).to(self.device))
+        return self._cache["rope"]  # type: ignore[return-value]
+
+    def tokens_of(self, micro: int) -> Tensor:
+        """(T,) int64: the global token (sample · seq + position) of every row of a micro-batch, in (position, sample) order."""
+        key = ("tokens", micro)
+        if key not in self._cache:
+            samples = torch.tensor(self.samples(micro), dtype=torch.int64)
+            grid = torch.arange(self.e.seq)[:, None] + samples[None, :] * self.e.seq
+            self._cache[key] = grid.reshape(-1).to(self.device)
+        return self._cache[key]  # type: ignore[return-value]
+
+    def elements(self, width: int) -> Tensor:
+        """(width,) int64: 0, 1, …"""
+        key = ("elements", width)
+        if key not in self._cache:
+            self._cache[key] = torch.arange(width, device=self.device)
+        return self._cache[key]  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True)
+class PieceContext:
+    """The context of one unit in one micro-batch."""
+
+    rank: RankContext
+    micro: int
+    unit: int
+
+    @property
+    def ops(self) -> SimpleNamespace:
+        """The run's operators, by name."""
+        return self.rank.ops
+
+    @property
+    def e(self) -> Extents:
+        """Per-rank extents."""
+        return self.rank.e
+
+    def mask(self, site: int) -> Mask | None:
+        """Dropout of the residual stream at a site of this unit (None: the model has none)."""
+        if not self.e.dropout:
+            return None
+        rank, e = self.rank, self.e
+        tokens = rank.tokens_of(self.micro)[rank.first_row : rank.first_row + e.local_tokens]
+        return Mask(self._dropout(rank.model.dropout, site), tokens[:, None], rank.elements(e.hidden))
+
+    def probability_mask(self) -> Mask | None:
+        """Dropout of the attention probabilities (batch · heads, query, key): the element is global head · seq + key."""
+        if not self.e.attention_dropout:
+            return None
+        rank, e = self.rank, self.e
+        tokens = rank.tokens_of(self.micro).view(e.seq, e.batch).t()[:, None, :, None]
+        heads = rank.elements(e.heads) + rank.coords.tp * e.heads
+        elements = heads[None, :, None, None] * e.seq + rank.elements(e.seq)
+        shape = (e.batch, e.heads)
+        return Mask(
+            self._dropout(rank.model.attention_dropout, SITE_PROBABILITIES),
+            tokens.expand(*shape, e.seq, 1).reshape(-1, e.seq, 1),
+            elements.expand(*shape, 1, e.seq).reshape(-1, 1, e.seq),
+        )
+
+    def _dropout(self, p: float, site: int) -> object:
+        from kernels.random import Dropout
+
+        return Dropout.at(p, seed=self.rank.run.train.seed, step=self.rank.state.step, layer=self.unit, site=site)
+
+
+def rope_angles(model: Model) -> Tensor:
+    """(seq, head_dim/2) fp64 rotary angles, frequencies stretched as `rope_scaling` asks."""
+    half = torch.arange(0, model.head_dim, 2, dtype=torch.float64) / model.head_dim
+    frequency = _scaled(model.rope_theta**-half, model.rope_scaling)
+    return torch.arange(model.seq_length, dtype=torch.float64)[:, None] * frequency
+
+
+def _scaled(frequency: Tensor, scaling: RopeScaling | None) -> Tensor:
+    if scaling is None:
+        return frequency
+    slow = frequency / scaling.factor
+    if scaling.kind == "linear":
+        return slow
+    wavelength = 2 * math.pi / frequency
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    share = ((scaling.original_max_positions / wavelength - low) / (high - low)).clamp(0, 1)
+    return share * frequency + (1 - share) * slow

@@ -1,0 +1,95 @@
+"""Training text: token files, memory-mapped, and a pure function from (seed, step, sample) to the tokens of a sequence.
+
+`builtin` is the Python standard library's own source, one byte a token, files sorted by path: real text that is on every machine. It is written
+once to a cache folder. Any other path names a `.npy` file of integers (one dimension, any integer type).
+
+The text is cut into windows of seq + 1 tokens; a keyed permutation of the windows orders every epoch. Sample s of the global batch at step t is
+window (t · global batch + s), whichever rank asks, so the order of samples does not depend on the layout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from plan.errors import InputError
+from plan.run import Run
+
+Tensor = torch.Tensor
+ROUNDS = 4
+
+
+class TokenFile:
+    """Sequences of a token file. `tokens` is one-dimensional; every id must be below the model's vocabulary (checked on what is read)."""
+
+    def __init__(self, tokens: np.ndarray, seq: int, global_batch: int, seed: int, vocab: int, name: str = "tokens") -> None:
+        self.tokens, self.seq, self.global_batch, self.seed, self.vocab, self.name = tokens, seq, global_batch, seed, vocab, name
+        self.windows = (len(tokens) - 1) // seq
+        if self.windows < 1:
+            raise InputError(f"{name} holds {len(tokens)} tokens; one sequence of seq_length {seq} needs {seq + 1}")
+
+    def batch(self, step: int, samples: tuple[int, ...]) -> Tensor:
+        """(samples, seq + 1) int64. Raises InputError for a token outside the vocabulary."""
+        grid = np.stack([self._sequence(step * self.global_batch + s) for s in samples])
+        if (largest := int(grid.max())) >= self.vocab:
+            raise InputError(f"{self.name} holds token {largest}; the model's vocabulary is {self.vocab}: set model.vocab to at least {largest + 1}")
+        return torch.from_numpy(grid)
+
+    def _sequence(self, number: int) -> np.ndarray:
+        epoch, place = divmod(number, self.windows)
+        first = permuted(place, self.windows, f"{self.seed}/{epoch}") * self.seq
+        return self.tokens[first : first + self.seq + 1].astype(np.int64)
+
+
+def permuted(place: int, size: int, key: str) -> int:
+    """Where a keyed permutation of 0 … size − 1 sends `place`: a small Feistel network, walked until it lands inside."""
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    while True:
+        left, right = place >> half, place & mask
+        for turn in range(ROUNDS):
+            digest = hashlib.blake2b(f"{key}/{turn}/{right}".encode(), digest_size=8).digest()
+            left, right = right, left ^ (int.from_bytes(digest, "little") & mask)
+        place = left << half | right
+        if place < size:
+            return place
+
+
+def open_data(run: Run) -> TokenFile:
+    """The run's token file. Raises InputError when it cannot be read or is too short."""
+    path = builtin_file() if run.data.path == "builtin" else Path(run.data.path)
+    try:
+        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise InputError(f"data.path {path} is not a token file ({error}); give a .npy file of integers, or builtin") from None
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise InputError(f"data.path {path} holds {tokens.dtype} of shape {tokens.shape}; a token file is one dimension of integers")
+    return TokenFile(tokens, run.model.seq_length, run.plan.global_batch_size, run.train.seed, run.model.vocab, f"data {run.data.path}")
+
+
+def cache_folder() -> Path:
+    """Where token files and profiles are kept: $WINDTUNNEL_CACHE, or windtunnel in the user's cache folder."""
+    given = os.environ.get("WINDTUNNEL_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(given) if given else Path(base) / "windtunnel"
+
+
+def builtin_file() -> Path:
+    """The standard library as bytes, written on first use. Its name holds a digest of the file list, so another Python gets its own."""
+    root = Path(sysconfig.get_path("stdlib"))
+    skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+    files = sorted(p for p in root.rglob("*.py") if skipped.isdisjoint(p.relative_to(root).parts))
+    listing = "\n".join(f"{p.relative_to(root).as_posix()} {p.stat().st_size}" for p in files)
+    path = cache_folder() / "data" / f"stdlib-{hashlib.blake2b(listing.encode(), digest_size=8).hexdigest()}.npy"
+    if not path.exists():
+        text = b"".join(p.read_bytes() for p in files)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}.npy")
+        np.save(part, np.frombuffer(text, np.uint8))
+        part.replace(path)  # ranks that start together each write their own and the last one wins, all with the same bytes
+    return path

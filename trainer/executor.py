@@ -1,0 +1,177 @@
+"""The executor: runs a rank's step program on torch, instruction by instruction, in host order.
+
+At construction every instruction of the step becomes an `Op`: its function (a piece, or a collective on its communicator) bound to the places of
+its arguments and results, its stream, and its waits as (stream, ordinal). A step then issues these ops one after another. Nothing is
+created, dropped or reordered, and nothing is decided: strategies are in the program.
+
+    executor = Executor(program, run, rank, communicators, data)
+    result = executor.step(0)          # StepResult(loss, grad_norm)
+    executor.parameters()["layers.0.attn.qkv.weight"]
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernels import registry
+from plan.program import Call, Instruction, RankProgram, StepProgram, label, resolve_wait
+from plan.run import Run
+from trainer import pieces_attention, pieces_ends, pieces_step
+from trainer.context import Batches, PieceContext, RankContext, coordinates
+from trainer.groups import check_known, members, start
+from trainer.init import initialise
+from trainer.pieces import PIECES, PieceFunction
+from trainer.schedule_lr import learning_rate
+from trainer.status import Status
+from trainer.storage import Storage
+from trainer.streams import CpuStreams, Op, Stamp, ThreadContext
+
+Tensor = torch.Tensor
+_REGISTERED = (pieces_attention, pieces_ends, pieces_step)  # importing them fills PIECES
+WAIT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One optimizer step: mean loss over the global batch, gradient norm before clipping, wall time, stamps of a recorded step."""
+
+    loss: float
+    grad_norm: float
+    time_s: float
+    stamps: Mapping[int, Stamp]
+
+
+class Executor:
+    """One rank's trainer. `communicators` maps (role, channel) to a process group (`trainer.groups.Communicators.join`)."""
+
+    def __init__(
+        self,
+        program: StepProgram,
+        run: Run,
+        rank: int,
+        communicators: Mapping[tuple[str, str], Any],
+        data: Batches,
+        device: torch.device | str = "cpu",
+        thread_context: ThreadContext = nullcontext,
+        *,
+        status: Status | None = None,
+        wait_s: float = WAIT_S,
+        pieces: Mapping[tuple[str, str], PieceFunction] = PIECES,
+    ) -> None:
+        self.program, self.run, self.rank = program, run, rank
+        self.device = torch.device(device)
+        self.mine: RankProgram = program.classes[program.class_of[rank]]
+        self.storage = Storage(self.mine, self.device)
+        ops = registry.bind(run.plan.kernels, self.device.type)
+        self.context = RankContext(run, self.mine, coordinates(rank, run), ops, data, self.device)
+        self.thread_context = thread_context
+        self._communicators, self._pieces, self._wait_s = communicators, pieces, wait_s
+        initialise(self.storage, self.context)
+        self._counts: dict[str, int] = {}
+        self.ops = self._ready()
+        self.streams = self._make_streams(status or Status(), thread_context)
+
+    def step(self, step: int, record: bool = False) -> StepResult:
+        """Run step `step` (0-based). Raises StreamError when a stream fails or a wait runs out."""
+        state = self.context.state
+        state.step, state.lr = step, learning_rate(self.run.optimizer, step)
+        began = time.perf_counter()
+        with self.thread_context(), torch.no_grad():
+            self.streams.begin(step, record)
+            issue = self.streams.issue
+            for op in self.ops:
+                issue(op)
+            self.streams.drain(self._counts)
+        stamps = self.streams.finish()
+        return StepResult(state.loss, state.sum_of_squares**0.5, time.perf_counter() - began, stamps)
+
+    def parameters(self) -> dict[str, Tensor]:
+        """This rank's parameters by name, as it holds them (a tensor-parallel rank its share), views of the live weights."""
+        return self.storage.parameters()
+
+    def close(self) -> None:
+        """Stop the stream threads."""
+        self.streams.close()
+
+    # --- making ready -------------------------------------------------------------------------------------------------
+
+    def _make_streams(self, status: Status, thread_context: ThreadContext) -> CpuStreams:
+        names = sorted(self._counts)
+        if self.device.type == "cuda":
+            from trainer.streams_cuda import CudaStreams
+
+            return CudaStreams(self.rank, names, status, self._wait_s, self.device)  # type: ignore[return-value]
+        return CpuStreams(self.rank, names, status, self._wait_s, thread_context)
+
+    def _ready(self) -> list[Op]:
+        """Every instruction of the step as an Op, in host order."""
+        found: list[Op] = []
+        where: dict[int, tuple[str, int]] = {}
+        waited: set[int] = set()
+        rows = []
+        for index, call in enumerate(self.mine.calls):
+            for local, instruction in enumerate(self.mine.blocks[call.block].instructions):
+                number = call.base + local
+                ordinal = self._counts.get(instruction.stream, 0)
+                self._counts[instruction.stream] = ordinal + 1
+                where[number] = (instruction.stream, ordinal)
+                ids = [i for i in (resolve_wait(self.mine, call, w) for w in instruction.waits) if i >= 0]
+                waited.update(ids)
+                rows.append((number, index, call, instruction, ids))
+        for number, index, call, instruction, ids in rows:
+            stream, ordinal = where[number]
+            text = label(instruction.phase, instruction.kind, call.micro, instruction.unit, instruction.piece)
+            waits = tuple(where[i] for i in ids)
+            action = self._action(index, call, instruction)
+            found.append(Op(number, stream, ordinal, text, action, waits, number in waited, instruction.host_sync))
+        return found
+
+    def _action(self, call_index: int, call: Call, instruction: Instruction) -> Callable[[], None]:
+        storage = self.storage
+        reads = [storage.place(call_index, ref) for ref in instruction.reads]
+        writes = [storage.place(call_index, ref) for ref in instruction.writes]
+        if instruction.comm is not None:
+            return self._communication(instruction, reads, writes)
+        results = [p for p, ref in zip(writes, instruction.writes, strict=True) if ref not in instruction.reads]
+        frees = [storage.place(call_index, f) for f in instruction.frees if self._bound(call_index, f)]
+        function = self._pieces[instruction.kind, instruction.piece]
+        context = PieceContext(self.context, call.micro, instruction.unit)
+        table, put, drop = storage.table, storage.put, storage.drop
+
+        def compute() -> None:
+            made = function(context, *[table[p] for p in reads])
+            for place, tensor in zip(results, made, strict=True):
+                put(place, tensor)
+            for place in frees:
+                drop(place)
+
+        return compute
+
+    def _bound(self, call_index: int, ref: int) -> bool:
+        """Whether a freed buffer is there: the port of a send that never happened (first use of a ring) has nothing behind it."""
+        try:
+            return self.storage.is_allocated(call_index, ref)
+        except KeyError:
+            return False
+
+    def _communication(self, instruction: Instruction, reads: list[int], writes: list[int]) -> Callable[[], None]:
+        comm, rank, table = instruction.comm, self.rank, self.storage.table
+        assert comm is not None
+        check_known(instruction)
+        ranks = members(self.program, comm.role, rank)
+        assert ranks is not None
+        group = self._communicators["pp_next" if comm.role == "pp_prev" else comm.role, comm.channel]
+        in_stream = self.device.type == "cuda"
+
+        def communicate() -> None:
+            work = start(comm, group, ranks, rank, [table[p] for p in reads], [table[p] for p in writes], in_stream)
+            if work is not None:
+                work.wait()
+
+        return communicate

@@ -1,0 +1,104 @@
+"""Process groups: one communicator for each (role, channel) a rank's program communicates on.
+
+Streams never share a communicator, so what runs on one stream is ordered on its communicators by host order alone. Members find their
+communicator by (members, channel); all ranks make theirs in the same order, members only. Collectives are called on the process group
+itself, which skips the module's wrappers and returns the work to be waited for.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, ReduceScatterOptions
+
+from plan.errors import InputError
+from plan.program import Comm, Instruction, StepProgram, expand
+
+Tensor = torch.Tensor
+Key = tuple[tuple[int, ...], str]
+
+
+class Communicators:
+    """Process groups by (members, channel), made once and kept; `wait_s` bounds every operation."""
+
+    def __init__(self, backend: str, wait_s: float) -> None:
+        self.backend, self.wait_s = backend, wait_s
+        self._groups: dict[Key, Any] = {}
+
+    def join(self, program: StepProgram, rank: int) -> dict[tuple[str, str], Any]:
+        """The communicators of this rank by (role, channel); every rank of the program calls this."""
+        mine: dict[tuple[str, str], Any] = {}
+        for role, channel in channels(program):
+            ranks = members(program, role, rank)
+            if ranks is not None and len(ranks) > 1:
+                mine[role, channel] = self._group((ranks, channel))
+        return mine
+
+    def _group(self, key: Key) -> Any:
+        if key not in self._groups:
+            self._groups[key] = dist.new_group(
+                list(key[0]), timeout=timedelta(seconds=self.wait_s), backend=self.backend, use_local_synchronization=True
+            )
+        return self._groups[key]
+
+
+def channels(program: StepProgram) -> list[tuple[str, str]]:
+    """(role, channel) of every communicator, in one order for all ranks. A ring's two directions are one role here."""
+    found = set()
+    for rank_program in program.classes:
+        for block in rank_program.blocks:
+            found |= {(_ring(i.comm.role), i.comm.channel) for i in block.instructions if i.comm is not None}
+    return sorted(found)
+
+
+def _ring(role: str) -> str:
+    return "pp_next" if role == "pp_prev" else role
+
+
+def members(program: StepProgram, role: str, rank: int) -> tuple[int, ...] | None:
+    """Ranks of this rank's group of a role, in order; None when it has none."""
+    return next((g.ranks for g in program.groups.get(_ring(role), ()) if rank in g.ranks), None)
+
+
+def check_known(instruction: Instruction) -> None:
+    """Raises InputError for a communication this trainer cannot execute."""
+    comm = instruction.comm
+    if comm is not None and comm.op not in ("all_reduce", "all_gather", "reduce_scatter", "send", "recv"):
+        raise InputError(f"communication {comm.op} ({instruction.piece}) cannot be trained; set plan.implementation: windtunnel")
+
+
+def start(comm: Comm, group: Any, ranks: tuple[int, ...], rank: int, reads: list[Tensor], writes: list[Tensor], in_stream: bool) -> Any:
+    """Begin `comm` and return its work; `in_stream` runs it in the current CUDA stream instead of the backend's own."""
+    if comm.op == "all_reduce":
+        options: Any = AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MAX if comm.reduce == "max" else dist.ReduceOp.SUM
+        options.asyncOp = not in_stream
+        return group.allreduce([writes[0]], options)
+    if comm.op == "all_gather":
+        options = AllgatherOptions()
+        options.asyncOp = not in_stream
+        source = reads[0]
+        if source.data_ptr() == writes[0].data_ptr() and source.numel() == writes[0].numel():  # in place: this rank's share
+            source = source.view(len(ranks), -1)[ranks.index(rank)]
+        return group._allgather_base(writes[0], source, options)
+    if comm.op == "reduce_scatter":
+        options = ReduceScatterOptions()
+        options.reduceOp = dist.ReduceOp.SUM
+        options.asyncOp = not in_stream
+        return group._reduce_scatter_base(writes[0], reads[0], options)
+    step = 1 if comm.role == "pp_next" else -1
+    peer = (ranks.index(rank) + step) % len(ranks)
+    return group.send([reads[0]], peer, 0) if comm.op == "send" else group.recv([writes[0]], peer, 0)
+
+
+def communications(program: StepProgram, rank: int) -> dict[tuple[str, str], list[Comm]]:
+    """What a rank communicates on each (role, channel), in host order: what conformance holds the trainer to."""
+    found: dict[tuple[str, str], list[Comm]] = {}
+    for placed in expand(program.classes[program.class_of[rank]]):
+        comm = placed.instruction.comm
+        if comm is not None:
+            found.setdefault((comm.role, comm.channel), []).append(comm)
+    return found

@@ -1,0 +1,194 @@
+"""Attention's pieces: QKV product with rotary, the attention itself (fused, or scores–softmax–values), output product; whole or cut in three.
+
+The fused tensor `qkv` (T, q + 2·kv) holds queries, keys and values side by side, rows in (position, sample) order; the attention reads strided
+views of it and never copies to split. Rotary turns queries and keys inside `qkv`, so what is saved is already turned.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from trainer.context import PieceContext
+from trainer.pieces import Results, piece
+
+Tensor = torch.Tensor
+
+
+def _project(ctx: PieceContext, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    qkv: Tensor = ctx.ops.gemm(y, weight, "nt", None, bias)
+    if ctx.e.rotary:
+        ctx.ops.rope_forward(_turned(ctx, qkv), *ctx.rank.rope())
+    return qkv
+
+
+def _turned(ctx: PieceContext, qkv: Tensor) -> Tensor:
+    """Queries and keys of `qkv` as (s, b, heads, d): what rotary turns."""
+    e = ctx.e
+    return qkv[:, : e.q + e.kv].unflatten(1, (e.heads + e.kv_heads, e.head_dim)).unflatten(0, (e.seq, e.batch))
+
+
+def _heads(ctx: PieceContext, columns: Tensor) -> Tensor:
+    """(T, n·d) as a (b, n, s, d) view."""
+    e = ctx.e
+    return columns.unflatten(1, (-1, e.head_dim)).unflatten(0, (e.seq, e.batch)).permute(1, 2, 0, 3)
+
+
+def _rows(heads: Tensor) -> Tensor:
+    """(b, n, s, d) back to contiguous (T, n·d)."""
+    b, n, s, d = heads.shape
+    return heads.permute(2, 0, 1, 3).contiguous().view(s * b, n * d)
+
+
+def _split(ctx: PieceContext, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    e = ctx.e
+    q, k, v = qkv.split([e.q, e.kv, e.kv], dim=1)
+    return _heads(ctx, q), _heads(ctx, k), _heads(ctx, v)
+
+
+# ---------------------------------------------------------------- the attention itself
+
+
+def _attend(ctx: PieceContext, qkv: Tensor) -> tuple[Tensor, Tensor]:
+    """(o (T, q), lse (b, heads, s)), or the probabilities (b·heads, s, s) in place of lse when unfused."""
+    q, k, v = _split(ctx, qkv)
+    if not ctx.e.unfused:
+        o, lse = ctx.ops.attention_forward(q, k, v, ctx.e.attention)
+        return _rows(o), lse.contiguous()
+    probabilities, dropped = ctx.ops.softmax_forward(
+        ctx.ops.bmm(_flat(q), _flat(_repeat(ctx, k)), "nt"), ctx.e.head_dim**-0.5, ctx.probability_mask()
+    )
+    o = ctx.ops.bmm(dropped, _flat(_repeat(ctx, v)), "nn")
+    return _rows(o.view(q.shape)), probabilities
+
+
+def _attend_backward(ctx: PieceContext, do: Tensor, qkv: Tensor, o: Tensor, lse: Tensor) -> Tensor:
+    """dqkv (T, q + 2·kv), before rotary is undone."""
+    q, k, v = _split(ctx, qkv)
+    if ctx.e.unfused:
+        grads = _unfused_backward(ctx, _heads(ctx, do), (q, k, v), lse)
+    else:
+        grads = ctx.ops.attention_backward(_heads(ctx, do), q, k, v, _heads(ctx, o), lse, ctx.e.attention)
+    dqkv = torch.empty_like(qkv)
+    for part, grad in zip(_split(ctx, dqkv), grads, strict=True):
+        part.copy_(grad)
+    return dqkv
+
+
+def _unfused_backward(
+    ctx: PieceContext, do: Tensor, qkv: tuple[Tensor, Tensor, Tensor], probabilities: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = qkv
+    mask = ctx.probability_mask()
+    dropped = probabilities if mask is None else mask.apply(probabilities)
+    dv = ctx.ops.bmm(dropped, _flat(do), "tn")
+    del dropped
+    dp = ctx.ops.bmm(_flat(do), _flat(_repeat(ctx, v)), "nt")
+    ds = ctx.ops.softmax_backward(dp, probabilities, ctx.e.head_dim**-0.5, mask)
+    dq = ctx.ops.bmm(ds, _flat(_repeat(ctx, k)), "nn")
+    dk = ctx.ops.bmm(ds, _flat(q), "tn")
+    return dq.view(q.shape), _fold(ctx, dk.view(q.shape)), _fold(ctx, dv.view(q.shape))
+
+
+def _flat(heads: Tensor) -> Tensor:
+    return heads.reshape(-1, *heads.shape[2:])
+
+
+def _repeat(ctx: PieceContext, kv: Tensor) -> Tensor:
+    """Keys or values once for each query head."""
+    times = ctx.e.heads // ctx.e.kv_heads
+    return kv if times == 1 else kv.repeat_interleave(times, dim=1)
+
+
+def _fold(ctx: PieceContext, d: Tensor) -> Tensor:
+    """Gradients of repeated keys or values summed over the query heads that shared them."""
+    times = ctx.e.heads // ctx.e.kv_heads
+    return d if times == 1 else d.unflatten(1, (ctx.e.kv_heads, times)).sum(2)
+
+
+def _unproject(ctx: PieceContext, dqkv: Tensor, weight: Tensor) -> Tensor:
+    """Undo rotary in place, then the input gradient of the QKV product."""
+    if ctx.e.rotary:
+        ctx.ops.rope_backward(_turned(ctx, dqkv), *ctx.rank.rope())
+    dy: Tensor = ctx.ops.gemm(dqkv, weight, "nn")
+    return dy
+
+
+# ---------------------------------------------------------------- whole
+
+
+@piece("F", "attn.core")
+def core_forward(ctx: PieceContext, y: Tensor, w_qkv: Tensor, *rest: Tensor) -> Results:
+    """y (T, h), w:qkv [, b:qkv], w:out → z (T, h), qkv, o, lse."""
+    bias, w_out = (rest[0], rest[1]) if ctx.e.qkv_bias else (None, rest[0])
+    qkv = _project(ctx, y, w_qkv, bias)
+    o, lse = _attend(ctx, qkv)
+    return ctx.ops.gemm(o, w_out, "nt"), qkv, o, lse
+
+
+@piece("I", "attn.core")
+def core_input_gradient(ctx: PieceContext, dz: Tensor, w_out: Tensor, w_qkv: Tensor, qkv: Tensor, o: Tensor, lse: Tensor) -> Results:
+    """→ dy (T, h), dqkv."""
+    dqkv = _attend_backward(ctx, ctx.ops.gemm(dz, w_out, "nn"), qkv, o, lse)
+    return _unproject(ctx, dqkv, w_qkv), dqkv
+
+
+@piece("W", "attn.core")
+def core_weight_gradient(ctx: PieceContext, dz: Tensor, o: Tensor, y: Tensor, dqkv: Tensor, *grads: Tensor) -> Results:
+    """grads: g:out, g:qkv [, g:qkv bias]."""
+    ctx.ops.gemm(dz, o, "tn+acc32", grads[0])
+    return qkv_weight_gradient(ctx, dqkv, y, *grads[1:])
+
+
+# ---------------------------------------------------------------- cut in three
+
+
+@piece("F", "attn.qkv")
+def qkv_forward(ctx: PieceContext, y: Tensor, weight: Tensor, bias: Tensor | None = None) -> Results:
+    """→ qkv (T, q + 2·kv)."""
+    return (_project(ctx, y, weight, bias),)
+
+
+@piece("F", "attn.sdpa")
+def sdpa_forward(ctx: PieceContext, qkv: Tensor) -> Results:
+    """→ o, lse."""
+    return _attend(ctx, qkv)
+
+
+@piece("F", "attn.proj")
+def proj_forward(ctx: PieceContext, o: Tensor, weight: Tensor) -> Results:
+    """→ z (T, h)."""
+    return (ctx.ops.gemm(o, weight, "nt"),)
+
+
+@piece("I", "attn.proj")
+def proj_input_gradient(ctx: PieceContext, dz: Tensor, weight: Tensor) -> Results:
+    """→ do (T, q)."""
+    return (ctx.ops.gemm(dz, weight, "nn"),)
+
+
+@piece("I", "attn.sdpa")
+def sdpa_backward(ctx: PieceContext, do: Tensor, qkv: Tensor, o: Tensor, lse: Tensor) -> Results:
+    """→ dqkv."""
+    return (_attend_backward(ctx, do, qkv, o, lse),)
+
+
+@piece("I", "attn.qkv")
+def qkv_input_gradient(ctx: PieceContext, dqkv: Tensor, weight: Tensor) -> Results:
+    """→ dy (T, h); dqkv leaves with rotary undone, as the weight gradient wants it."""
+    return (_unproject(ctx, dqkv, weight),)
+
+
+@piece("W", "attn.proj")
+def proj_weight_gradient(ctx: PieceContext, dz: Tensor, o: Tensor, grad: Tensor) -> Results:
+    """g:out += dzᵀ o."""
+    ctx.ops.gemm(dz, o, "tn+acc32", grad)
+    return ()
+
+
+@piece("W", "attn.qkv")
+def qkv_weight_gradient(ctx: PieceContext, dqkv: Tensor, y: Tensor, *grads: Tensor) -> Results:
+    """g:qkv += dqkvᵀ y [, g:qkv bias += Σ dqkv]."""
+    ctx.ops.gemm(dqkv, y, "tn+acc32", grads[0])
+    if ctx.e.qkv_bias:
+        ctx.ops.bias_grad(dqkv, grads[1])
+    return ()

@@ -1,0 +1,101 @@
+"""What happens once a step or once a micro-batch around the model: loading tokens, clearing gradients, norm, optimizer, reading the loss.
+
+These are instructions like any other, registered under the same names as in the program (`plan.compile_step`).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from plan.program import Bucket
+from trainer.context import PieceContext
+from trainer.pieces import Results, piece
+
+Tensor = torch.Tensor
+
+
+@piece("ZERO", "grads")
+def zero(ctx: PieceContext, *buffers: Tensor) -> Results:
+    """Main gradients and the running loss become zero."""
+    for buffer in buffers:
+        ctx.ops.fill(buffer, 0.0)
+    return ()
+
+
+@piece("LOAD", "tokens")
+def load_tokens(ctx: PieceContext) -> Results:
+    """Token ids (T,) of the micro-batch in (position, sample) order."""
+    return (_column_order(ctx, 0),)
+
+
+@piece("LOAD", "targets")
+def load_targets(ctx: PieceContext) -> Results:
+    """The token after each of `tokens`."""
+    return (_column_order(ctx, 1),)
+
+
+def _column_order(ctx: PieceContext, shift: int) -> Tensor:
+    rank = ctx.rank
+    grid = rank.data.batch(rank.state.step, rank.samples(ctx.micro))
+    ids = grid[:, shift : shift + ctx.e.seq].t().contiguous().view(-1)
+    return ids if rank.device.type == "cpu" else ids.pin_memory().to(rank.device, non_blocking=True)
+
+
+@piece("NORM", "norm")
+def norm(ctx: PieceContext, *reads: Tensor) -> Results:
+    """Each bucket's reduced gradient, then the loss → stats (2,) = [Σ norm_weight · Σ g², loss / tp]."""
+    *gradients, loss = reads
+    stats = loss.new_zeros(2)
+    for bucket, gradient in zip(ctx.rank.program.buckets, gradients, strict=True):
+        if bucket.norm_weight:
+            stats[0].add_(ctx.ops.sqnorm(gradient), alpha=bucket.norm_weight)
+    stats[1].add_(loss[0], alpha=1.0 / ctx.e.tp)
+    return (stats,)
+
+
+@piece("STEP", "adamw")
+def optimizer_step(ctx: PieceContext, stats: Tensor, gradient: Tensor, master: Tensor, *state: Tensor) -> Results:
+    """Clip and AdamW for this rank's share of the bucket numbered by the unit; the weights' share follows."""
+    from kernels.reference_loss import clip_coefficient
+
+    exp_avg, exp_avg_sq = state[:2]
+    rank, optimizer = ctx.rank, ctx.rank.run.optimizer
+    bucket = rank.program.buckets[ctx.unit]
+    share = share_of(bucket, rank.coords.dp)
+    weight = state[2][share] if len(state) > 2 else None
+    ctx.ops.adamw(
+        master[share] if weight is None else master, gradient, exp_avg, exp_avg_sq,
+        clip_coefficient(stats[0], optimizer.clip_norm), weight, decayed(ctx, bucket, share),
+        lr=rank.state.lr, betas=optimizer.betas, eps=optimizer.eps, weight_decay=optimizer.weight_decay, step=rank.state.step + 1,
+    )  # fmt: skip
+    return ()
+
+
+def share_of(bucket: Bucket, dp: int) -> slice:
+    """The elements of a bucket that data-parallel rank `dp` steps: all of them, or its shard under ZeRO."""
+    if bucket.shard_numel == bucket.numel:
+        return slice(0, bucket.numel)
+    return slice(dp * bucket.shard_numel, (dp + 1) * bucket.shard_numel)
+
+
+def decayed(ctx: PieceContext, bucket: Bucket, share: slice) -> list[tuple[int, int]]:
+    """Stretches of the share that weight decay applies to, neighbours merged (offsets within the share)."""
+    stretches: list[tuple[int, int]] = []
+    for param in sorted((p for p in ctx.rank.program.params if p.bucket == bucket.index and p.decay), key=lambda p: p.offset):
+        first = max(param.offset, share.start) - share.start
+        last = min(param.offset + param.local_numel, share.stop) - share.start
+        if first >= last:
+            continue
+        if stretches and stretches[-1][1] == first:
+            stretches[-1] = (stretches[-1][0], last)
+        else:
+            stretches.append((first, last))
+    return stretches
+
+
+@piece("LOSS", "loss")
+def read_loss(ctx: PieceContext, stats: Tensor) -> Results:
+    """The one place where the host reads from the device: Σ g² of the whole gradient, and the mean loss."""
+    state = ctx.rank.state
+    state.sum_of_squares, state.loss = (float(x) for x in stats.tolist())
+    return ()

@@ -1,0 +1,46 @@
+"""Where a rank is: 64 bytes of a memory-mapped file, eight numbers that another process can read at any moment.
+
+Word 0 is the step, word 1 the instruction the host issued last, the rest the instruction each communication stream began last (−1: none yet).
+Writing one costs a fraction of a microsecond, so it is done for every instruction; the launcher reads it when a rank dies or hangs.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from pathlib import Path
+
+BYTES = 64
+STREAMS = ("compute", "tp", "dp", "send_fwd", "recv_fwd", "send_bwd", "recv_bwd")
+_WORD = {name: 8 * (1 + i) for i, name in enumerate(STREAMS)}
+
+
+class Status:
+    """A rank's own status; without a path it is kept in memory only."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        if path is None:
+            self._map: mmap.mmap = mmap.mmap(-1, BYTES)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(struct.pack("<8q", *(-1,) * 8))
+            with path.open("r+b") as file:
+                self._map = mmap.mmap(file.fileno(), BYTES)
+        self._pack = struct.Struct("<q").pack_into
+        self.begin(-1)
+
+    def begin(self, step: int) -> None:
+        """A new step: no instruction of it has begun."""
+        struct.pack_into("<8q", self._map, 0, step, *(-1,) * 7)
+
+    def set(self, stream: str, instruction: int) -> None:
+        """`stream` begins an instruction."""
+        word = _WORD.get(stream)
+        if word is not None:
+            self._pack(self._map, word, instruction)
+
+
+def read(path: Path) -> tuple[int, dict[str, int]]:
+    """(step, last instruction begun on each stream that has begun one) of a rank's status file; step −1 before the first."""
+    step, *ids = struct.unpack("<8q", path.read_bytes()[:BYTES])
+    return step, {name: i for name, i in zip(STREAMS, ids, strict=True) if i >= 0}

@@ -1,0 +1,112 @@
+"""The tensors of one rank: a table of places, some held for the whole run, some filled and emptied as instructions pass.
+
+Places 0 … n − 1 are the rank-wide buffers of the program (flat weights, gradients, optimizer state, statistics, fixed slots, and the views into
+them that parameters are). Every local buffer of every call has a place of its own after them: a tenant of a fixed slot or a view is bound
+once, an allocated one is empty until the instruction that writes it and empty again after the one that frees it. On a CPU the table counts
+the bytes alive, which is what `peak_allocated_gib` reports there.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.registry import DTYPES
+from plan.program import Buffer, RankProgram, numel, resolve_buffer
+
+Tensor = torch.Tensor
+
+
+class Storage:
+    """Builds the table of a rank program on a device. Raises KeyError when a block touches a buffer behind an unbound port."""
+
+    def __init__(self, program: RankProgram, device: torch.device) -> None:
+        self.program, self.device = program, device
+        self.table: list[Tensor | None] = []
+        self._place: dict[tuple[int, int], int] = {}
+        self._slots: dict[str, Tensor] = {}
+        self.live_bytes = self.peak_bytes = 0
+        for buffer in program.buffers:
+            tensor = self._rank_wide(buffer)
+            self.table.append(tensor)
+            if buffer.slot is not None:
+                self._slots[buffer.slot] = tensor
+        self.resident_bytes = self.live_bytes = self.peak_bytes = program.resident_bytes
+
+    def _rank_wide(self, buffer: Buffer) -> Tensor:
+        if buffer.base is not None:
+            index, offset = buffer.base
+            return self.tensor(index)[offset : offset + numel(buffer.shape)].view(buffer.shape)
+        return torch.zeros(buffer.shape, dtype=DTYPES[buffer.dtype], device=self.device)
+
+    def place(self, call: int, ref: int) -> int:
+        """The place behind a buffer reference of an instruction in a call."""
+        owner = resolve_buffer(self.program, call, ref)
+        if owner[0] < 0:
+            return owner[1]
+        if owner not in self._place:
+            self._place[owner] = len(self.table)
+            block = self.program.blocks[self.program.calls[owner[0]].block]
+            self.table.append(self._bound(block.buffers[owner[1]]))
+        return self._place[owner]
+
+    def _bound(self, buffer: Buffer) -> Tensor | None:
+        if buffer.base is not None:
+            return self._rank_wide(buffer)
+        if buffer.slot is None:
+            return None
+        slot = self._slots.get(buffer.slot)
+        if slot is None:
+            raise KeyError(f"buffer {buffer.what} lives in slot {buffer.slot}, which the program does not declare")
+        return slot.view(-1).view(DTYPES[buffer.dtype])[: numel(buffer.shape)].view(buffer.shape)
+
+    def tensor(self, place: int) -> Tensor:
+        """The tensor at a place, which must be filled."""
+        tensor = self.table[place]
+        if tensor is None:
+            raise KeyError(f"place {place} holds no tensor now")
+        return tensor
+
+    def is_allocated(self, call: int, ref: int) -> bool:
+        """True when the place behind `ref` is filled by the instruction that writes it."""
+        owner, index = resolve_buffer(self.program, call, ref)
+        if owner < 0:
+            return False
+        buffer = self.program.blocks[self.program.calls[owner].block].buffers[index]
+        return buffer.slot is None and buffer.base is None
+
+    def put(self, place: int, tensor: Tensor) -> None:
+        """Fill an allocated place, or copy into one that is held for the whole run (the norm's two sums)."""
+        held = self.table[place]
+        if held is not None:
+            held.copy_(tensor)
+            return
+        self.table[place] = tensor
+        self.live_bytes += tensor.untyped_storage().nbytes()
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+    def drop(self, place: int) -> None:
+        """Empty an allocated place."""
+        tensor = self.table[place]
+        if tensor is not None:
+            self.live_bytes -= tensor.untyped_storage().nbytes()
+            self.table[place] = None
+
+    def allocated(self) -> int:
+        """How many allocated places are filled: 0 between steps, or the program leaks."""
+        return sum(self.table[p] is not None for (call, ref), p in self._place.items() if self.is_allocated(call, ref))
+
+    def parameters(self) -> dict[str, Tensor]:
+        """The rank's parameters by name, as views of the flat weights."""
+        return self._views(weights=True)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The rank's main gradients by parameter name, as views of the flat gradients."""
+        return self._views(weights=False)
+
+    def _views(self, weights: bool) -> dict[str, Tensor]:
+        views = {}
+        for param in self.program.params:
+            bucket = self.program.buckets[param.bucket]
+            flat = self.tensor(bucket.weight_buffer if weights else bucket.grad_buffer)
+            views[param.name] = flat[param.offset : param.offset + param.local_numel].view(param.local_shape)
+        return views
