@@ -4,7 +4,6 @@ foreign file as a run file."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,12 @@ def program_command(source: RunSource, rank: int, csv: bool, as_json: bool) -> i
     if not 0 <= rank < program.world:
         raise InputError(f"--rank {rank}: the run has ranks 0 to {program.world - 1}")
     _notes(source)
-    if as_json:
+    if csv:
+        table = schedule_csv(program)
+        lines = [line.split(",") for line in table.splitlines()]
+        output.emit_json({"program_hash": program.hash, "schedule": lines}) if as_json else output.emit(table)
+    elif as_json:
         output.emit_json(program_json(program, rank))
-    elif csv:
-        output.emit(schedule_csv(program))
     else:
         output.emit_lines(program_text(program, rank))
     return 0
@@ -56,13 +57,8 @@ def program_json(program: StepProgram, rank: int) -> dict[str, Any]:
             {"name": b.name, "instructions": len(b.instructions), "net_bytes": b.net_bytes, "peak_bytes": b.peak_bytes}
             for b in stage.blocks
         ],
-        "instructions": list(_instructions(stage.blocks and expand(stage))),
+        "instructions": [_instruction(placed) for placed in expand(stage)],
     }
-
-
-def _instructions(placed: Any) -> Iterator[dict[str, Any]]:
-    for item in placed:
-        yield _instruction(item)
 
 
 def _instruction(placed: Placed) -> dict[str, Any]:
