@@ -142,7 +142,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """A copy of `raw` with each `a.b=value` set; the value is read as YAML. A section given as a preset name
-    becomes a mapping."""
+    becomes a mapping; `model=NAME` and `cluster=NAME` replace the whole section."""
     from plan.files import parse_yaml
 
     result: dict[str, Any] = dict(raw)
@@ -150,7 +150,7 @@ def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]
     for text in overrides:
         path, equals, value = text.partition("=")
         keys = path.strip().split(".")
-        if not equals or len(keys) < 2 or not all(keys):
+        if not equals or not all(keys) or (len(keys) < 2 and keys[0] not in Run.__dataclass_fields__):
             problems.append(f"--set {text!r}: write section.key=value, such as plan.tensor_parallel=4")
             continue
         level = result

@@ -80,6 +80,11 @@ def test_overrides_reach_any_key_and_open_a_preset_given_by_name() -> None:
     assert BASE["plan"] == {}, "the dict given is not changed"
 
 
+def test_an_override_may_replace_a_whole_section() -> None:
+    run = load(BASE, ["model=llama-3-8b", "model.layers=2", "cluster=dgx-h200"])
+    assert (run.model.vocab, run.model.layers, run.cluster.gpu) == (128256, 2, "h200")
+
+
 @pytest.mark.parametrize("text", ["plan.tensor_parallel", "tensor_parallel=4", "plan.=4", "=4"])
 def test_an_override_that_is_not_one_says_how_to_write_it(text: str) -> None:
     assert "write section.key=value" in problems_of(BASE, [text])[0]
