@@ -1,0 +1,124 @@
+"""Fitting the forms to measured points, by relative least squares and never below zero.
+
+Every parameter is physical and bounded; `at_bound` says when a fit ran into a bound, which means that the model is
+wrong or the data is, and the caller refuses it. Sigmas are relative and honest: for a table they come from leaving
+each point out and predicting it from the others, together with the spread of its own repetitions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.optimize import least_squares, nnls
+
+from calibration.lookup import Curve, Line, Scatter
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Parameters by name, those that sit at a bound, and relative residuals (predicted / measured - 1)."""
+
+    values: dict[str, float]
+    at_bound: tuple[str, ...]
+    residuals: tuple[float, ...]
+
+    @property
+    def mean_error(self) -> float:
+        """Mean absolute relative error."""
+        return float(np.mean(np.abs(self.residuals)))
+
+    @property
+    def sigma(self) -> float:
+        """Root mean square of the logs of predicted / measured."""
+        return float(np.sqrt(np.mean(np.log1p(self.residuals) ** 2)))
+
+
+def linear(features: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Coefficients >= 0 that minimise the relative error of seconds = features x coefficients, and relative
+    residuals."""
+    rows = np.asarray(features, dtype=float)
+    times = np.asarray(seconds, dtype=float)
+    scale = np.maximum(rows.max(axis=0), 1e-300)
+    coefficients, _ = nnls(rows / scale / times[:, None], np.ones(len(times)))
+    coefficients = coefficients / scale
+    return coefficients.tolist(), (rows @ coefficients / times - 1.0).tolist()
+
+
+def line(points: Sequence[tuple[float, float]]) -> tuple[Line, list[float]]:
+    """launch + size x seconds per unit through (size, seconds) points."""
+    (launch, slope), residuals = linear([(1.0, size) for size, _ in points], [time for _, time in points])
+    if slope <= 0.0:  # flat data: nothing was large enough to show a slope; the largest point bounds it
+        size, time = max(points)
+        slope = time / size
+    return Line(launch, slope), residuals
+
+
+def bounded(
+    model: Callable[[dict[str, float], int], float],
+    count: int,
+    seconds: Sequence[float],
+    start: dict[str, float],
+    bounds: dict[str, tuple[float, float]],
+) -> Fit:
+    """Least squares in log(predicted / measured) over `count` points; `model(values, i)` predicts point i."""
+    names = list(start)
+    times = np.log(np.asarray(seconds, dtype=float))
+    low = np.array([bounds[name][0] for name in names])
+    high = np.array([bounds[name][1] for name in names])
+    scale = high - low
+
+    def residuals(unit: Any) -> Any:
+        values = dict(zip(names, (low + unit * scale).tolist(), strict=True))
+        return np.log(np.array([model(values, i) for i in range(count)])) - times
+
+    x0 = (np.array([start[name] for name in names]) - low) / scale
+    steps = [1e-3] * len(names)
+    solved: Any = least_squares(residuals, x0, bounds=(0.0, 1.0), diff_step=steps, loss="soft_l1", f_scale=0.1)
+    values = dict(zip(names, (low + solved.x * scale).tolist(), strict=True))
+    stuck = tuple(n for n, u in zip(names, solved.x.tolist(), strict=True) if u < 1e-3 or u > 1 - 1e-3)
+    return Fit(values, stuck, tuple(np.expm1(residuals(solved.x)).tolist()))
+
+
+def scatter_sigma(points: Sequence[tuple[Sequence[float], float]], form: Callable[..., float]) -> float:
+    """Relative sigma of a table of shapes: each point predicted from the others."""
+    if len(points) < 3:
+        return 0.0
+    errors = []
+    for i, (shape, time) in enumerate(points):
+        rest = Scatter.of([*points[:i], *points[i + 1 :]], form)
+        errors.append(math.log(form(*shape) * rest.correction(shape) / time))
+    return float(np.sqrt(np.mean(np.square(errors))))
+
+
+def curve_sigma(points: Sequence[tuple[float, float]], base: Line) -> float:
+    """Relative sigma of a curve: each inner point predicted from the others."""
+    if len(points) < 3:
+        return 0.0
+    ordered = sorted(points)
+    errors = []
+    for i in range(1, len(ordered) - 1):
+        size, time = ordered[i]
+        errors.append(math.log(Curve.of(base, [*ordered[:i], *ordered[i + 1 :]]).seconds(size) / time))
+    return float(np.sqrt(np.mean(np.square(errors))))
+
+
+def monotone(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Points by size, equal sizes averaged, and times made non-decreasing by pooling neighbours that are out of
+    order."""
+    merged: dict[float, list[float]] = {}
+    for size, time in points:
+        merged.setdefault(float(size), []).append(float(time))
+    blocks: list[list[float]] = []  # (sum of logs, count)
+    for size in sorted(merged):
+        logs = [math.log(t) for t in merged[size]]
+        blocks.append([sum(logs) / len(logs), 1])
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            mean, weight = blocks.pop()
+            before, count = blocks[-1]
+            blocks[-1] = [(before * count + mean * weight) / (count + weight), count + weight]
+    times = [math.exp(mean) for mean, count in blocks for _ in range(int(count))]
+    return list(zip(sorted(merged), times, strict=True))
