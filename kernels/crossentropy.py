@@ -41,7 +41,7 @@ class RowConfig(NamedTuple):
     warps: int
 
 
-CONFIG = RowConfig(4096, 8)
+CONFIG = RowConfig(2048, 8)
 
 
 class RowStatistics(NamedTuple):

@@ -2,7 +2,8 @@
 
 The trainer's pieces call the plain `xxx_forward` / `xxx_backward` functions of each operator's file. Here the same functions are registered
 as `torch.ops.windtunnel.*`, so that a compiler sees through them to the kernels, fake tensors and `opcheck` work, and autograd links forward
-to backward. On the CPU they run the references.
+to backward. On the CPU they run the references. (The chunked head is an opaque `custom_op`: traced, its loop would be unrolled into the graph and
+its one buffer lost.)
 """
 
 from __future__ import annotations
@@ -194,15 +195,23 @@ def cross_entropy(logits: Tensor, target: Tensor, *, z_loss: float = 0.0, ignore
     return torch.ops.windtunnel.cross_entropy(logits, target, z_loss, ignore_index)[0]
 
 
-@triton_op("windtunnel::linear_cross_entropy", mutates_args={})
+@torch.library.custom_op("windtunnel::linear_cross_entropy", mutates_args={})
 def _linear_cross_entropy(
     x: Tensor, weight: Tensor, target: Tensor, scale: float, z_loss: float, ignore_index: int, chunk_rows: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     result = linear_crossentropy.linear_cross_entropy(
-        x, weight, target, scale=scale, z_loss=z_loss, ignore_index=ignore_index, chunk_rows=chunk_rows or None, launcher=wrap_triton
+        x, weight, target, scale=scale, z_loss=z_loss, ignore_index=ignore_index, chunk_rows=chunk_rows or None
     )
     assert result.dx is not None and result.dweight is not None
     return result.loss.sum() * scale, result.dx, result.dweight
+
+
+@_linear_cross_entropy.register_fake
+def _linear_shapes(
+    x: Tensor, weight: Tensor, target: Tensor, scale: float, z_loss: float, ignore_index: int, chunk_rows: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return x.new_empty((), dtype=wide), torch.empty_like(x), weight.new_empty(weight.shape, dtype=wide)
 
 
 def _linear_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -32,17 +32,23 @@ from kernels.launch import (
     processors,
     use_triton,
 )
-from kernels.norms_kernels import norm_backward_kernel, norm_columns_kernel, norm_forward_kernel, sum_partials_kernel
+from kernels.norms_kernels import (
+    norm_backward_kernel,
+    norm_columns_kernel,
+    norm_forward_kernel,
+    norm_wide_backward_kernel,
+    sum_partials_kernel,
+)
 from kernels.random import NO_DROPOUT, Dropout, apply_mask
 
 Tensor = torch.Tensor
 Kind = Literal["rms", "layer"]
 Rounding = Literal["fp32", "llama"]
 
-MAX_WIDTH = 65536
+MAX_WIDTH = 32768
 """Widest row the Triton kernels take."""
 PERSISTENT_WIDTH = 16384
-"""Widest row whose weight gradient is held in registers; wider ones get it from a second pass."""
+"""Widest row whose weight gradient is held in registers (half of it when there is a bias gradient too); wider ones take a second pass."""
 
 
 class ForwardConfig(NamedTuple):
@@ -68,15 +74,22 @@ FORWARD_TABLE: list[tuple[int, ForwardConfig]] = [
     (16384, ForwardConfig(1, 16)),
     (MAX_WIDTH, ForwardConfig(1, 32)),
 ]
+PLAIN_FORWARD_TABLE: list[tuple[int, ForwardConfig]] = [
+    *FORWARD_TABLE[:4],
+    (4096, ForwardConfig(2, 16)),
+    (8192, ForwardConfig(2, 8)),
+    (16384, ForwardConfig(1, 8)),
+    (MAX_WIDTH, ForwardConfig(1, 32)),
+]
+"""Without residual and dropout there are registers for more."""
 BACKWARD_TABLE: list[tuple[int, BackwardConfig]] = [
     (256, BackwardConfig(8, 4, 8, 1, False)),
     (512, BackwardConfig(4, 4, 8, 1, False)),
     (1024, BackwardConfig(2, 4, 8, 1, False)),
-    (2048, BackwardConfig(1, 4, 6, 2, False)),
-    (4096, BackwardConfig(1, 8, 3, 2, False)),
+    (2048, BackwardConfig(1, 4, 3, 3, False)),
+    (4096, BackwardConfig(1, 8, 2, 3, False)),
     (8192, BackwardConfig(1, 16, 1, 3, False)),
-    (16384, BackwardConfig(1, 16, 1, 2, True)),
-    (MAX_WIDTH, BackwardConfig(1, 32, 1, 1, True)),
+    (PERSISTENT_WIDTH, BackwardConfig(1, 16, 1, 1, True)),
 ]
 
 
@@ -159,7 +172,7 @@ def norm_forward(
     store = residual is not None or has_dropout
     stream = torch.empty((rows, width), dtype=skip.dtype, device=x.device) if store else flat
     if rows:
-        config = config or by_width(FORWARD_TABLE, width)
+        config = config or by_width(FORWARD_TABLE if store else PLAIN_FORWARD_TABLE, width)
         launcher(norm_forward_kernel)[(cdiv(rows, config.rows),)](
             flat, skip, weight, bias if bias is not None else weight, y, stream, mean if kind == "layer" else rstd, rstd,
             flat.stride(0), skip.stride(0), rows, width, eps,
@@ -213,30 +226,48 @@ def norm_backward(
     dresidual = torch.empty((rows, width), dtype=stream.dtype, device=device)
     split = has_dropout or stream.dtype != dy.dtype
     dx = torch.empty((rows, width), dtype=dy.dtype, device=device) if split else dresidual
-    config = config or by_width(BACKWARD_TABLE, width)
-    block = next_power_of_2(width)
-    programs = max(1, min(processors(device) * config.per_processor, cdiv(rows, config.rows)))
-    persistent = need_weight and width <= PERSISTENT_WIDTH
-    partials = programs if persistent else max(1, min(16, cdiv(rows, 64)))
-    dw_partial = torch.empty((partials, width), dtype=torch.float32, device=device) if need_weight else rstd
-    db_partial = torch.empty((partials, width), dtype=torch.float32, device=device) if has_bias else dw_partial
     mean = mean if mean is not None and kind == "layer" else rstd
-    launcher(norm_backward_kernel)[(programs,)](
-        flat_dy, flat_stream, weight, mean, rstd, flat_ds, dresidual, dx, dw_partial, db_partial,
-        flat_dy.stride(0), flat_stream.stride(0), flat_ds.stride(0), rows, width,
-        dropout.p, dropout.scale, dropout.key_low, dropout.key_high, dropout.token_first, dropout.element_first,
-        RMS=kind == "rms", HAS_BIAS=has_bias and persistent, HAS_DSTREAM=dstream is not None, SPLIT=split, HAS_DROPOUT=has_dropout,
-        WEIGHT_GRADIENT=persistent, ROUND=rounding == "llama", EXACT=block == width,
-        RELOAD=config.reload, ROWS=config.rows, BLOCK=block, STAGES=config.stages, num_warps=config.warps,
-    )  # fmt: skip
-    if need_weight and not persistent:
-        launcher(norm_columns_kernel)[(cdiv(width, 256), partials)](
-            flat_dy, flat_stream, mean, rstd, dw_partial, db_partial, flat_dy.stride(0), flat_stream.stride(0), rows, width,
-            RMS=kind == "rms", HAS_BIAS=has_bias, ROUND=rounding == "llama", ROWS=16, BLOCK=256, num_warps=4,
+    strides = flat_dy.stride(0), flat_stream.stride(0), flat_ds.stride(0)
+    seeds = dropout.p, dropout.scale, dropout.key_low, dropout.key_high, dropout.token_first, dropout.element_first
+    shared = {
+        "RMS": kind == "rms", "HAS_DSTREAM": dstream is not None, "SPLIT": split, "HAS_DROPOUT": has_dropout, "ROUND": rounding == "llama",
+    }  # fmt: skip
+    if width <= (PERSISTENT_WIDTH // 2 if has_bias else PERSISTENT_WIDTH):
+        config = config or by_width(BACKWARD_TABLE, width)
+        block = next_power_of_2(width)
+        partials = max(1, min(processors(device) * config.per_processor, cdiv(rows, config.rows)))
+        dw_partial, db_partial = _partials(partials, width, device, need_weight, has_bias, rstd)
+        launcher(norm_backward_kernel)[(partials,)](
+            flat_dy, flat_stream, weight, mean, rstd, flat_ds, dresidual, dx, dw_partial, db_partial, *strides, rows, width, *seeds,
+            **shared, HAS_BIAS=has_bias, WEIGHT_GRADIENT=need_weight, EXACT=block == width,
+            RELOAD=config.reload, ROWS=config.rows, BLOCK=block, STAGES=config.stages, num_warps=config.warps,
         )  # fmt: skip
+    else:
+        partials = max(1, min(16, cdiv(rows, 64)))
+        dw_partial, db_partial = _partials(partials, width, device, need_weight, has_bias, rstd)
+        shared.pop("ROUND")
+        launcher(norm_wide_backward_kernel)[(max(1, rows),)](
+            flat_dy, flat_stream, weight, mean, rstd, flat_ds, dresidual, dx, *strides, rows, width, *seeds,
+            **shared, BLOCK=4096, num_warps=8,
+        )  # fmt: skip
+        if need_weight or has_bias:
+            launcher(norm_columns_kernel)[(cdiv(width, 256), partials)](
+                flat_dy, flat_stream, mean, rstd, dw_partial, db_partial, *strides[:2], rows, width,
+                RMS=kind == "rms", WEIGHT_GRADIENT=need_weight, HAS_BIAS=has_bias, ROUND=rounding == "llama",
+                ROWS=16, BLOCK=256, num_warps=4,
+            )  # fmt: skip
     dw = sum_partials(dw_partial, weight_grad, launcher) if need_weight else None
     db = sum_partials(db_partial, bias_grad, launcher) if has_bias else None
     return dresidual.view(stream.shape), dx.view(stream.shape), dw, db
+
+
+def _partials(
+    partials: int, width: int, device: torch.device, need_weight: bool, has_bias: bool, unused: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Partial rows of the weight and bias gradients; `unused` stands for one that is not formed."""
+    dw = torch.empty((partials, width), dtype=torch.float32, device=device) if need_weight else unused
+    db = torch.empty((partials, width), dtype=torch.float32, device=device) if has_bias else unused
+    return dw, db
 
 
 def sum_partials(partial: Tensor, into: Tensor | None, launcher: Launcher = direct) -> Tensor:

@@ -117,10 +117,56 @@ def norm_backward_kernel(
         tl.store(dbias_ptr + out, tl.sum(dbias, axis=0), mask=column_mask)
 
 
+@triton.jit(do_not_specialize=["token_first", "element_first", "key_low", "key_high"])
+def norm_wide_backward_kernel(
+    dy_ptr, stream_ptr, weight_ptr, mean_ptr, rstd_ptr, dstream_ptr, dresidual_ptr, dx_ptr,
+    dy_stride, stream_stride, dstream_stride, rows, width,
+    p, keep_scale, key_low, key_high, token_first, element_first,
+    RMS: tl.constexpr, HAS_DSTREAM: tl.constexpr, SPLIT: tl.constexpr, HAS_DROPOUT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The input gradient of a row too wide for registers: one program a row, read twice (the second time mostly from the L2)."""
+    row = tl.program_id(0).to(tl.int64)
+    if row < rows:
+        rstd = tl.load(rstd_ptr + row)
+        mean = 0.0
+        if not RMS:
+            mean = tl.load(mean_ptr + row)
+        product = tl.zeros([BLOCK], tl.float32)
+        total = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, width, BLOCK):
+            cols = start + tl.arange(0, BLOCK)
+            inside = cols < width
+            g = tl.load(dy_ptr + row * dy_stride + cols, mask=inside, other=0.0).to(tl.float32)
+            g = g * tl.load(weight_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+            xhat = (tl.load(stream_ptr + row * stream_stride + cols, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
+            product += g * xhat
+            total += g
+        slope = tl.sum(product, axis=0) / width
+        shift = 0.0
+        if not RMS:
+            shift = tl.sum(total, axis=0) / width
+        for start in range(0, width, BLOCK):
+            cols = start + tl.arange(0, BLOCK)
+            inside = cols < width
+            g = tl.load(dy_ptr + row * dy_stride + cols, mask=inside, other=0.0).to(tl.float32)
+            g = g * tl.load(weight_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+            xhat = (tl.load(stream_ptr + row * stream_stride + cols, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
+            ds = (g - xhat * slope - shift) * rstd
+            if HAS_DSTREAM:
+                ds += tl.load(dstream_ptr + row * dstream_stride + cols, mask=inside, other=0.0).to(tl.float32)
+            tl.store(dresidual_ptr + row * width + cols, ds.to(dresidual_ptr.dtype.element_ty), mask=inside)
+            if SPLIT:
+                if HAS_DROPOUT:
+                    tokens = (row + token_first) + tl.zeros([BLOCK], tl.int64)
+                    keep = keep_tile(tokens, cols + element_first, key_low, key_high, p)
+                    ds = tl.where(keep, ds * tl.cast(keep_scale, tl.float32), 0.0)
+                tl.store(dx_ptr + row * width + cols, ds.to(dx_ptr.dtype.element_ty), mask=inside)
+
+
 @triton.jit
 def norm_columns_kernel(
     dy_ptr, stream_ptr, mean_ptr, rstd_ptr, dweight_ptr, dbias_ptr, dy_stride, stream_stride, rows, width,
-    RMS: tl.constexpr, HAS_BIAS: tl.constexpr, ROUND: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    RMS: tl.constexpr, WEIGHT_GRADIENT: tl.constexpr, HAS_BIAS: tl.constexpr, ROUND: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Weight gradient of rows too wide for registers: program (column block, stripe) strides over row tiles of its columns."""
     cols = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -142,7 +188,8 @@ def norm_columns_kernel(
             dbias += dy
     flat = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     out = stripe.to(tl.int64) * width + flat
-    tl.store(dweight_ptr + out, tl.sum(dweight, axis=0), mask=flat < width)
+    if WEIGHT_GRADIENT:
+        tl.store(dweight_ptr + out, tl.sum(dweight, axis=0), mask=flat < width)
     if HAS_BIAS:
         tl.store(dbias_ptr + out, tl.sum(dbias, axis=0), mask=flat < width)
 

@@ -26,7 +26,7 @@ from kernels.launch import (
 
 Tensor = torch.Tensor
 
-HEADS_PER_TILE = 8
+HEADS_PER_TILE = 16
 """Heads of one token that a program rotates at once."""
 WARPS = 4
 
