@@ -1,0 +1,62 @@
+"""Proves a step program sound before anything flies, on any machine: `prove(program)` returns, or raises ProofError
+naming the instructions.
+
+| proof | property | where |
+| --- | --- | --- |
+| complete | every unit forward and backward once a micro-batch; buckets reduced once, after their last gradient, and
+stepped once | prove_complete |
+| transfers | sends and receives match in bytes, dtype and order | prove_order |
+| collectives | all members of a group join the same collectives in the same order | prove_order |
+| deadlock | with finite streams and a host that compute may block, something can always proceed | prove_order |
+| rendezvous | host order over all communicators is acyclic across ranks, as NCCL asks | prove_order |
+| race | every two conflicting accesses of a storage are ordered by streams and waits | prove_blocks, prove_storage |
+| memory | buffers are freed once, after every use, by the stream that owns them; ports agree; slots are large enough |
+same |
+| close | the step ends after every instruction | prove_storage |
+
+The work is done on blocks and calls: a block is analysed once for all calls and all classes that share its structure,
+and a pipeline's steady state is stepped through once. `plan.prove_expanded` proves the storage rules again on the flat
+instruction list: slow, plain, and the judge of this one in tests.
+"""
+
+from __future__ import annotations
+
+from plan.program import RankProgram, StepProgram
+from plan.prove_blocks import Atoms, Broken, Shape, analyse, shape_key
+from plan.prove_error import ProofError as ProofError
+from plan.prove_error import name
+from plan.prove_period import find_run, text_of
+from plan.prove_ports import Ports
+from plan.prove_storage import Storage
+
+
+def prove(program: StepProgram, skip: bool = True) -> None:
+    """Raises ProofError when the program must not fly. `skip=False` steps through every call of a steady state too."""
+    shapes: dict[tuple[object, ...], Shape] = {}
+    for number, stage in enumerate(program.classes):
+        _prove_storage(stage, number, shapes, skip)
+
+
+def _prove_storage(stage: RankProgram, class_: int, known: dict[tuple[object, ...], Shape], skip: bool) -> None:
+    atoms = Atoms(stage)
+    shapes = [_shape(stage, class_, block, atoms, known) for block in range(len(stage.blocks))]
+    ports = Ports(stage, class_, shapes, atoms)
+    run = find_run(stage, text_of(stage)) if skip else None
+    try:
+        Storage(stage, class_, shapes, atoms, ports, run).prove()
+    except (ProofError, KeyError):
+        if run is None:
+            raise
+        Storage(stage, class_, shapes, atoms, ports, None).prove()
+
+
+def _shape(stage: RankProgram, class_: int, block: int, atoms: Atoms, known: dict[tuple[object, ...], Shape]) -> Shape:
+    key = shape_key(stage.blocks[block], atoms)
+    if key not in known:
+        try:
+            known[key] = analyse(stage.blocks[block], atoms)
+        except Broken as broken:
+            call = next((c for c, placed in enumerate(stage.calls) if placed.block == block), None)
+            named = [] if call is None else [name(stage, class_, call, local) for local in broken.locals]
+            raise ProofError(broken.proof, f"{stage.blocks[block].name}: {broken.reason}", named) from None
+    return known[key]

@@ -1,0 +1,358 @@
+"""What can be said about a block once, wherever it is called: the order inside it, and what it asks of outside.
+
+Every instruction has a symbolic vector clock: what is finished when it starts. It is a join of three kinds of
+knowledge,
+
+    local    for each stream, how many of this block's instructions are finished,
+    entry    the streams whose history up to the call is finished (bit s: stream s),
+    ports    the in-ports whose instruction is finished (bit k: port k),
+
+and the host's own knowledge (a `host_sync` before) which every instruction has. Two instructions of a block can only
+be ordered through the block, so races between them are decided here, exactly. Storage that comes from outside (a port,
+a slot, a rank-wide buffer) is summarised as `Use`: the first accesses, which something outside must precede, and the
+last ones, which something outside must follow.
+
+Blocks that differ in labels and costs alone share one `Shape`: a pipeline's middle stages are analysed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from operator import attrgetter
+
+from plan.prove_error import Proof
+from plan.program import STREAMS, Block, Buffer, RankProgram, numel
+
+STREAM: dict[str, int] = {stream: index for index, stream in enumerate(STREAMS)}
+COMPUTE = STREAM["compute"]
+NOTHING = (0,) * len(STREAMS)
+Clock = tuple[int, ...]  # for each stream, how many of its instructions are finished
+Place = str | tuple[int, int]  # a slot's name, or (rank-wide buffer, atom)
+Ends = tuple[tuple[int, int], ...]  # (stream, local id)
+
+
+class Broken(Exception):
+    """A proof that fails inside a block: proof, reason, local ids of the instructions. Calls give them names."""
+
+    def __init__(self, proof: Proof, reason: str, locals_: tuple[int, ...]) -> None:
+        super().__init__(proof, reason, locals_)
+        self.proof, self.reason, self.locals = proof, reason, locals_
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """For every instruction: its stream, its place on it (from 1), and its symbolic start clock."""
+
+    streams: Sequence[int]
+    position: Sequence[int]
+    local: Sequence[Clock]
+    entry: Sequence[int]
+    ports: Sequence[int]
+
+    def before(self, a: int, b: int) -> bool:
+        """Whether instruction a is finished when b starts."""
+        return self.local[b][self.streams[a]] >= self.position[a]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One touch of a storage by an instruction. `tenant`: the local buffer that names a slot here, -1 for what a port
+    brings.
+    """
+
+    local: int
+    read: bool
+    write: bool
+    tenant: int
+
+
+Touched = dict[int, list[Access]]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """How a block uses one storage. Ids are local; -1 means none.
+
+    `first_reads`: the first read on each stream before any write here. `last_reads`: the last read on each stream
+    after the last write. `tenant`: who holds a slot at the end. `solo`: compute alone touches it.
+    """
+
+    accesses: tuple[Access, ...]
+    first_reads: tuple[int, ...]
+    first_write: int
+    last_write: int
+    last_reads: Ends
+    free: int
+    tenant: int
+    solo: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A block as the storage proofs see it."""
+
+    order: Order
+    counts: Clock
+    tails: Ends  # the last instruction of each stream
+    port_uses: tuple[tuple[int, Use], ...]
+    place_uses: tuple[tuple[Place, Use], ...]
+    exports: dict[int, Use]  # own allocator buffers handed out
+    sync: int  # the last host_sync instruction, -1 if none
+    port_of: dict[int, int]  # local buffer → in-port
+    waited_ports: tuple[int, ...]
+
+
+def rank_range(buffer: Buffer, index: int) -> tuple[int, int, int]:
+    """(base buffer, first element, end) of rank-wide buffer `index`, or of a local view (index -1)."""
+    if buffer.base is None:
+        return index, 0, numel(buffer.shape)
+    return buffer.base[0], buffer.base[1], buffer.base[1] + numel(buffer.shape)
+
+
+class Atoms:
+    """Rank-wide storage cut into the pieces that communication streams touch as one.
+
+    A place is (base buffer, atom). Buffers that only the compute stream touches need no proof and have no place. Cut
+    points are the ends of the ranges other streams touch, so two accesses meet in an atom exactly when their ranges
+    meet or both are compute's (whose accesses are ordered anyway).
+    """
+
+    def __init__(self, program: RankProgram) -> None:
+        self.buffers = program.buffers
+        spans: dict[int, set[int]] = {}
+        for block in program.blocks:
+            for instruction in block.instructions:
+                if instruction.stream != "compute":
+                    for ref in (*instruction.reads, *instruction.writes):
+                        self._note(block, ref, spans)
+        self.cuts = {base: tuple(sorted(ends)) for base, ends in sorted(spans.items())}
+        self._wide = tuple(self._find(buffer, index) for index, buffer in enumerate(self.buffers))
+        self.key = self._wide
+
+    def _note(self, block: Block, ref: int, spans: dict[int, set[int]]) -> None:
+        buffer = self.buffers[-1 - ref] if ref < 0 else block.buffers[ref]
+        if buffer.slot is None and (ref < 0 or buffer.base is not None):
+            base, start, end = rank_range(buffer, -1 - ref)
+            spans.setdefault(base, set()).update((start, end))
+
+    def _find(self, buffer: Buffer, index: int) -> tuple[Place, ...]:
+        if buffer.slot is not None:
+            return (buffer.slot,)
+        base, start, end = rank_range(buffer, index)
+        cuts = self.cuts.get(base, ())
+        return tuple((base, i) for i in range(len(cuts) - 1) if cuts[i] < end and start < cuts[i + 1])
+
+    def places(self, block: Block, ref: int) -> tuple[Place, ...]:
+        """The places behind a rank-wide reference, a local slot tenant or a local view; none for allocator buffers."""
+        if ref < 0:
+            return self._wide[-1 - ref]
+        buffer = block.buffers[ref]
+        return self._find(buffer, -1) if buffer.slot is not None or buffer.base is not None else ()
+
+
+_structure = attrgetter("stream", "waits", "reads", "writes", "frees", "host_sync")
+_storage = attrgetter("slot", "base", "shape")
+_port_buffer = attrgetter("buffer")
+_port_out = attrgetter("instruction", "buffer")
+
+
+def shape_key(block: Block, atoms: Atoms) -> tuple[object, ...]:
+    """Equal keys, equal shapes (labels, costs and communications do not matter here)."""
+    return (
+        tuple(map(_structure, block.instructions)),
+        tuple(map(_storage, block.buffers)),
+        tuple(map(_port_buffer, block.ports_in)),
+        tuple(map(_port_out, block.ports_out)),
+        atoms.key,
+    )
+
+
+def analyse(block: Block, atoms: Atoms) -> Shape:
+    """The shape of a block. Raises Broken when it races, leaks or waits forward within itself."""
+    order = _order(block)
+    own, ports, places = _accesses(block, atoms)
+    frees = _frees(block)
+    port_of = {p.buffer: k for k, p in enumerate(block.ports_in) if p.buffer is not None}
+    exports = _own_uses(block, order, own, frees, set(port_of))
+    port_uses = tuple(
+        (k, summarise(order, ports.get(p.buffer, []), _what(block, p.buffer), frees.pop(p.buffer, -1)))
+        for k, p in enumerate(block.ports_in)
+        if p.buffer is not None
+    )
+    place_uses = tuple(
+        (place, summarise(order, accesses, place_text(place), tenanted=isinstance(place, str)))
+        for place, accesses in places.items()
+    )
+    for ref, local in frees.items():
+        raise Broken("memory", f"{_what(block, ref)} is freed, but the allocator does not own it", (local,))
+    syncs = [i for i, instruction in enumerate(block.instructions) if instruction.host_sync]
+    waited = tuple(sorted({-1 - w for i in block.instructions for w in i.waits if w < 0}))
+    counts, tails = _totals(order)
+    return Shape(order, counts, tails, port_uses, place_uses, exports, syncs[-1] if syncs else -1, port_of, waited)
+
+
+def _own_uses(block: Block, order: Order, own: Touched, frees: dict[int, int], imported: set[int]) -> dict[int, Use]:
+    """Proves the block's own allocator buffers; returns those that are handed out. Frees found are taken from
+    `frees`.
+    """
+    exported = {p.buffer for p in block.ports_out if p.buffer is not None and p.buffer >= 0} - imported
+    exports = {}
+    for ref, accesses in own.items():
+        use = summarise(order, accesses, _what(block, ref), frees.pop(ref, -1), fresh=True)
+        if ref in exported:
+            exports[ref] = use
+        elif use.free < 0:
+            raise Broken("memory", f"{_what(block, ref)} is never freed", (accesses[0].local,))
+    return exports
+
+
+def place_text(place: Place) -> str:
+    """A slot or a part of a rank-wide buffer in words."""
+    return f"slot {place}" if isinstance(place, str) else f"rank-wide buffer {place[0]}"
+
+
+def _what(block: Block, ref: int) -> str:
+    return f"rank-wide buffer {-1 - ref}" if ref < 0 else f"buffer {ref} ({block.buffers[ref].what})"
+
+
+def _order(block: Block) -> Order:
+    streams: list[int] = []
+    position: list[int] = []
+    local: list[Clock] = []
+    entry: list[int] = []
+    ports: list[int] = []
+    tail: dict[int, int] = {}
+    synced = -1
+    for index, instruction in enumerate(block.instructions):
+        stream = STREAM[instruction.stream]
+        known, history, doors = NOTHING, 0, 0
+        before = tail.get(stream, -1)
+        if before < 0:
+            history = 1 << stream
+        sources = [before] if before >= 0 else []
+        sources += [synced] if synced >= 0 else []
+        for wait in instruction.waits:
+            if wait >= index:
+                raise Broken("deadlock", "an instruction waits for one that is issued after it", (index, wait))
+            if wait < 0:
+                doors |= 1 << (-1 - wait)
+            else:
+                sources.append(wait)
+        for source in sources:
+            end = _ended(local[source], streams[source], position[source])
+            known = tuple(map(max, known, end))
+            history |= entry[source]
+            doors |= ports[source]
+        streams.append(stream)
+        position.append(position[before] + 1 if before >= 0 else 1)
+        local.append(known)
+        entry.append(history)
+        ports.append(doors)
+        tail[stream] = index
+        synced = index if instruction.host_sync else synced
+    return Order(streams, position, local, entry, ports)
+
+
+def _ended(clock: Clock, stream: int, position: int) -> Clock:
+    return (*clock[:stream], position, *clock[stream + 1 :])
+
+
+def _totals(order: Order) -> tuple[Clock, Ends]:
+    """How many instructions each stream has, and the last one on each."""
+    last = {stream: index for index, stream in enumerate(order.streams)}
+    counts = tuple(order.position[last[s]] if s in last else 0 for s in range(len(STREAMS)))
+    return counts, tuple(sorted(last.items()))
+
+
+def _accesses(block: Block, atoms: Atoms) -> tuple[Touched, Touched, dict[Place, list[Access]]]:
+    """Accesses in host order: of own allocator buffers, of port buffers, of places (slots and rank-wide atoms)."""
+    imported = {p.buffer for p in block.ports_in if p.buffer is not None}
+    own: Touched = {}
+    ports: Touched = {}
+    places: dict[Place, list[Access]] = {}
+    for index, instruction in enumerate(block.instructions):
+        written = set(instruction.writes)
+        touched = dict.fromkeys((*instruction.reads, *instruction.writes))
+        for ref in touched:
+            access = Access(index, ref in instruction.reads, ref in written, -1 if ref in imported else ref)
+            if ref in imported:
+                ports.setdefault(ref, []).append(access)
+            elif ref >= 0 and block.buffers[ref].slot is None and block.buffers[ref].base is None:
+                own.setdefault(ref, []).append(access)
+            else:
+                for place in atoms.places(block, ref):
+                    places.setdefault(place, []).append(access)
+    return own, ports, places
+
+
+def _frees(block: Block) -> dict[int, int]:
+    """Who frees each local buffer. Raises Broken for a second free, or a free on another stream than the
+    allocator's.
+    """
+    found: dict[int, int] = {}
+    for index, instruction in enumerate(block.instructions):
+        for ref in instruction.frees:
+            if ref in found:
+                raise Broken("memory", f"{_what(block, ref)} is freed twice", (found[ref], index))
+            if instruction.stream != "compute":
+                raise Broken("memory", f"{_what(block, ref)} is freed on stream {instruction.stream}", (index,))
+            found[ref] = index
+    return found
+
+
+def summarise(
+    order: Order, accesses: Sequence[Access], what: str, free: int = -1, fresh: bool = False, tenanted: bool = False
+) -> Use:
+    """Prove the accesses of one storage ordered among themselves and before `free`; what is left concerns other blocks.
+
+    `fresh`: the storage is born here, from the allocator. `tenanted`: it is a slot, whose tenants write before they
+    read.
+    """
+    if fresh:
+        _check_birth(order, accesses[0], what)
+    writer, first_write, tenant = -1, -1, -1
+    readers: dict[int, int] = {}
+    first_reads: dict[int, int] = {}
+    for access in accesses:
+        index, stream = access.local, order.streams[access.local]
+        if tenanted and access.read and access.tenant != tenant:
+            raise Broken("race", f"{what} is read by a tenant that did not write it", _pair(writer, index))
+        if writer not in (-1, index) and not order.before(writer, index):
+            raise Broken("race", f"{what} is written, then used, and nothing orders the two", (writer, index))
+        if access.write:
+            late = next((r for r in readers.values() if r != index and not order.before(r, index)), None)
+            if late is not None:
+                raise Broken("race", f"{what} is overwritten while it may still be read", (late, index))
+            first_write = index if first_write < 0 else first_write
+            writer, tenant, readers = index, access.tenant, {}
+        else:
+            readers[stream] = index
+            if first_write < 0:
+                first_reads.setdefault(stream, index)
+    late = next((a.local for a in accesses if free >= 0 and a.local != free and not order.before(a.local, free)), None)
+    if late is not None:
+        raise Broken("memory", f"{what} is freed while it may still be used", (late, free))
+    solo = all(order.streams[a.local] == COMPUTE for a in accesses)
+    ends = tuple(readers.items())
+    return Use(tuple(accesses), tuple(first_reads.values()), first_write, writer, ends, free, tenant, solo)
+
+
+def _check_birth(order: Order, first: Access, what: str) -> None:
+    if first.read:
+        raise Broken("race", f"{what} is read before anything was written to it", (first.local,))
+    if order.streams[first.local] != COMPUTE:
+        stream = STREAMS[order.streams[first.local]]
+        reason = f"{what} is first written by stream {stream}: only compute may allocate, others need a slot"
+        raise Broken("memory", reason, (first.local,))
+
+
+@lru_cache(maxsize=4096)
+def bits(mask: int) -> tuple[int, ...]:
+    """Positions of the set bits."""
+    return tuple(i for i in range(mask.bit_length()) if mask >> i & 1)
+
+
+def _pair(a: int, b: int) -> tuple[int, ...]:
+    return (b,) if a < 0 else (a, b)
