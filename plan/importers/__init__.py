@@ -1,1 +1,160 @@
-"""Importers: Megatron launch scripts, DeepSpeed JSON and Hugging Face config.json, each read into the keys of a run file."""
+"""Importers: other frameworks' files as Windtunnel runs.
+
+    result = import_file("pretrain_gpt.sh", cluster="dgx-a100-80gb", nodes=128)
+    run = plan.run.load(result.run_dict, overrides)
+    for sentence in result.notes + result.warnings: print(sentence)
+
+Read: Megatron-LM and Megatron-DeepSpeed launch scripts and argument strings, DeepSpeed JSON, torchtitan TOML, Hugging
+Face config.json, GPT-NeoX YAML, and Windtunnel's own run files. Nothing is ignored in silence: every flag or key is
+translated, named as having no effect on the forecast, reported unknown with the nearest known name, or refused. Scripts
+are evaluated, never executed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plan.files import text_of
+from plan.importers import deepspeed, huggingface, megatron, neox, torchtitan
+from plan.importers.detection import Format, classify, detect
+from plan.importers.ledger import Ledger
+from plan.importers.megatron import Request
+from plan.importers.world import World, agree, cluster_section
+
+__all__ = ["Format", "ImportResult", "detect", "import_file"]
+
+
+@dataclass(frozen=True, slots=True)
+class ImportResult:
+    """An imported run: `run_dict` has the keys of a run file; `notes` say how it was translated, `warnings` what to
+    look at.
+
+    `problems` is empty unless the import was asked not to refuse (`refuse=False`).
+    """
+
+    run_dict: dict[str, Any]
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    format: Format = "run"
+    problems: tuple[str, ...] = ()
+
+
+def import_file(
+    path: str | Path,
+    *,
+    cluster: str | Mapping[str, Any] | None = None,
+    nodes: int | None = None,
+    model: str | Mapping[str, Any] | None = None,
+    variables: Mapping[str, str] | None = None,
+    strict: bool = False,
+    deepspeed_semantics: deepspeed.Semantics = "current",
+    refuse: bool = True,
+) -> ImportResult:
+    """Read a file of any accepted format into a run dict.
+
+    `cluster` (a preset name or cluster keys), `nodes` and `model` (a preset name, a config.json path or model keys) add
+    or override what the file says; `variables` define shell variables of a script; `strict` makes unknown names errors.
+    Raises `InputError` with every problem found, or `NotYetForecast` when the file is right but asks for what is not
+    forecast yet; `refuse=False` returns them instead.
+    """
+    where = Path(path)
+    text = text_of(where)
+    kind, content = classify(text, where)
+    ledger = Ledger(strict=strict)
+    request = Request(cluster, nodes, model, variables, deepspeed_semantics)
+    if kind == "megatron":
+        run = megatron.translate(text, where.parent, request, ledger)
+    else:
+        run = _TRANSLATORS[kind](content, request, ledger)
+    if refuse:
+        ledger.refuse()
+    ordered = {
+        section: run[section]
+        for section in ("model", "cluster", "plan", "optimizer", "train", "data", "checkpoint", "budget")
+        if section in run
+    }
+    return ImportResult(
+        ordered | run, tuple(ledger.notes), tuple(ledger.warnings), kind, (*ledger.problems, *ledger.not_forecast)
+    )
+
+
+def _sized(request: Request, ledger: Ledger) -> tuple[dict[str, Any], World]:
+    """The cluster section and world of a file that says nothing about machines."""
+    return cluster_section(agree([], ledger), request.cluster, request.nodes, {}, ledger)
+
+
+def _run(content: Mapping[str, Any], request: Request, ledger: Ledger) -> dict[str, Any]:
+    """A run file, with the command line's model and cluster laid over it."""
+    run = dict(content)
+    if request.model is not None:
+        run["model"] = megatron.model_of(request.model, ledger)
+    if request.cluster is not None:
+        run["cluster"] = {"preset": request.cluster} if isinstance(request.cluster, str) else dict(request.cluster)
+    if request.nodes is not None:
+        cluster = run.get("cluster", {})
+        run["cluster"] = {**({"preset": cluster} if isinstance(cluster, str) else cluster), "nodes": request.nodes}
+        run["cluster"].pop("gpus", None)
+    return run
+
+
+def _deepspeed(content: Mapping[str, Any], request: Request, ledger: Ledger) -> dict[str, Any]:
+    cluster, world = _sized(request, ledger)
+    setting = deepspeed.Setting(ranks=world.size, where=_where(request, world), semantics=request.semantics)
+    run = deepspeed.translate(content, setting, ledger)
+    if request.model is None:
+        ledger.problem("a DeepSpeed JSON does not describe a model: add --model PRESET (or the path of a config.json)")
+    else:
+        run["model"] = megatron.model_of(request.model, ledger)
+    return run | ({"cluster": cluster} if cluster else {})
+
+
+def _torchtitan(content: Mapping[str, Any], request: Request, ledger: Ledger) -> dict[str, Any]:
+    cluster, world = _sized(request, ledger)
+    run = torchtitan.translate(content, ledger, world.size)
+    if request.model is not None:
+        length = run["model"].get("seq_length")
+        run["model"] = megatron.model_of(request.model, ledger) | ({"seq_length": length} if length else {})
+    elif not run["model"]:
+        named = content.get("model", {})
+        ledger.problem(
+            f"torchtitan model {named.get('name')!r} flavor {named.get('flavor')!r} is not known here; add --model"
+            " PRESET"
+        )
+    return run | ({"cluster": cluster} if cluster else {})
+
+
+def _huggingface(content: Mapping[str, Any], request: Request, ledger: Ledger) -> dict[str, Any]:
+    cluster, _ = _sized(request, ledger)
+    if request.model is not None:
+        ledger.warn("--model is not used: the config.json is the model")
+    run: dict[str, Any] = {"model": huggingface.model_section(content, ledger), "plan": {}}
+    ledger.warn("a config.json has no plan: data parallelism only, micro batch 1; give one with --set plan.…")
+    return run | ({"cluster": cluster} if cluster else {})
+
+
+def _neox(content: Mapping[str, Any], request: Request, ledger: Ledger) -> dict[str, Any]:
+    cluster, world = _sized(request, ledger)
+    setting = deepspeed.Setting(where=_where(request, world), semantics=request.semantics)
+    run = neox.translate(content, setting, world.size, ledger)
+    if request.model is not None:
+        run["model"] = megatron.model_of(request.model, ledger)
+    return run | ({"cluster": cluster} if cluster else {})
+
+
+def _where(request: Request, world: World) -> str:
+    nodes = (
+        f"{world.nodes} nodes × {world.gpus_per_node} GPUs"
+        if world.nodes and world.gpus_per_node
+        else f"{world.size} GPUs"
+    )
+    return f"{nodes} of --cluster" if request.cluster is not None else nodes
+
+
+_TRANSLATORS = {
+    "run": _run,
+    "deepspeed": _deepspeed,
+    "torchtitan": _torchtitan,
+    "huggingface": _huggingface,
+    "neox": _neox,
+}

@@ -1,0 +1,357 @@
+"""DeepSpeed JSON: batch, ZeRO, offload, precision, optimizer; alone or beside a Megatron-DeepSpeed script.
+
+    pieces = translate(config, Setting(ranks=8, where="--nodes 1"), ledger)
+
+Every key is checked against the known ones; old names are rewritten with a note; values left at "auto" are listed with
+what is assumed. Defaults that changed between releases are pinned by `semantics`: "current" (mid-2026 and later) or
+"before-2026".
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from plan.importers import deepspeed_keys as keys
+from plan.importers.deepspeed_batch import Batch, solve
+from plan.importers.ledger import Ledger
+from plan.importers.relaxed import read_json
+
+Semantics = Literal["current", "before-2026"]
+CLIPPING: dict[str, float] = {"current": 1.0, "before-2026": 0.0}
+BYTES_OF_FP32 = 4
+SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What surrounds a configuration: data-parallel ranks, where they come from, and what a script beside it says."""
+
+    ranks: int | None = None
+    where: str = "the cluster"
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    script: bool = False
+    micro: int | None = None
+    train: int | None = None
+    clip: float | None = None
+    semantics: Semantics = "current"
+
+
+def is_deepspeed(config: Mapping[str, Any]) -> bool:
+    """Whether a JSON object looks like a DeepSpeed configuration."""
+    marks = {
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "zero_optimization",
+        "zero_allow_untested_optimizer",
+        "fp16",
+        "bf16",
+    }
+    return bool(marks & set(config))
+
+
+def read(text: str, where: str) -> dict[str, Any]:
+    """The configuration in a (relaxed) JSON text."""
+    return read_json(text, where)
+
+
+def translate(config: Mapping[str, Any], setting: Setting, ledger: Ledger) -> dict[str, Any]:
+    """Parts of a run: {"plan": ..., "optimizer": ...}. Problems and warnings go to the ledger."""
+    clean = _resolve_auto(_known(config, "", ledger), ledger)
+    plan: dict[str, Any] = {"implementation": "deepspeed"}
+    plan |= _batch(clean, setting, ledger)
+    plan |= _precision(clean, setting, ledger)
+    plan |= _zero(clean, setting, ledger)
+    plan |= _activations(clean, setting, plan.get("offload", {}), ledger)
+    optimizer = _optimizer(clean, plan, ledger)
+    optimizer |= _clipping(clean, setting, ledger)
+    _account(clean, ledger)
+    return {"plan": plan, "optimizer": optimizer} if optimizer else {"plan": plan}
+
+
+def _known(config: Mapping[str, Any], section: str, ledger: Ledger) -> dict[str, Any]:
+    """The keys under their present names; unknown ones reported and dropped."""
+    known = keys.SECTIONS.get(section, keys.TOP) if section in keys.SECTIONS or not section else None
+    result: dict[str, Any] = {}
+    for key, value in config.items():
+        path = f"{section}.{key}" if section else key
+        if path in keys.RENAMED:
+            new, stands_for = keys.RENAMED[path]
+            ledger.note(f"{path} is an old name of {new}")
+            if stands_for is not None:
+                if not ledger.boolean(value, path):
+                    continue
+                value = stands_for
+            key, path = new.rsplit(".", 1)[-1], new
+        if known is not None and key not in known:
+            ledger.unknown(key, known, "DeepSpeed key", inside=section)
+            continue
+        result[key] = _known(value, path, ledger) if isinstance(value, Mapping) else value
+    return result
+
+
+def _resolve_auto(config: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
+    """Without the values a trainer was to fill in; one warning lists them."""
+    found: list[str] = []
+
+    def strip(part: dict[str, Any], path: str) -> dict[str, Any]:
+        kept = {}
+        for key, value in part.items():
+            name = f"{path}{key}"
+            if isinstance(value, str) and value.strip().lower() == "auto":
+                found.append(name)
+            else:
+                kept[key] = strip(value, f"{name}.") if isinstance(value, dict) else value
+        return kept
+
+    result = strip(config, "")
+    if found:
+        ledger.warn(
+            f'still "auto", to be filled by a trainer, and taken at their defaults here: {", ".join(found)}; give them'
+            " values"
+        )
+        if {"train_batch_size", "train_micro_batch_size_per_gpu"} & set(found) and not {
+            "train_batch_size",
+            "train_micro_batch_size_per_gpu",
+        } & set(result):
+            result["__auto_batch"] = True
+    return result
+
+
+def _batch(config: dict[str, Any], setting: Setting, ledger: Ledger) -> dict[str, Any]:
+    def whole(key: str) -> int | None:
+        return ledger.integer(config[key], key) if key in config else None
+
+    given = Batch(
+        whole("train_batch_size"), whole("train_micro_batch_size_per_gpu"), whole("gradient_accumulation_steps")
+    )
+    for key, value, flag, other in (
+        ("train_batch_size", given.train, "--global-batch-size", setting.train),
+        ("train_micro_batch_size_per_gpu", given.micro, "--micro-batch-size", setting.micro),
+    ):
+        if value is not None and other is not None and value != other:
+            ledger.problem(
+                f"two batch sizes: {key} {value} in the DeepSpeed JSON and {flag} {other} in the script; make them"
+                " equal"
+            )
+    merged = Batch(given.train or setting.train, given.micro or setting.micro, given.accumulation)
+    if merged.train is None and merged.micro is None and not setting.script:
+        state = "open" if config.get("__auto_batch") else "not given, which DeepSpeed refuses"
+        ledger.warn(
+            f"the batch size is {state}: micro batch 1 is assumed; choose one with --set plan.micro_batch_size=N, or give"
+            " train_batch_size"
+        )
+        merged = Batch(None, 1, merged.accumulation or 1)
+    config.pop("__auto_batch", None)
+    solved = solve(merged, setting.ranks, setting.where, ledger)
+    if solved.train is None and solved.micro is not None and (solved.accumulation or 1) > 1:
+        ledger.problem(
+            f"the global batch is micro batch {solved.micro} × accumulation {solved.accumulation} × data-parallel"
+            " ranks, but the number of GPUs is not known; give --cluster PRESET --nodes N"
+        )
+    found = {"micro_batch_size": solved.micro, "global_batch_size": solved.train}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _precision(config: dict[str, Any], setting: Setting, ledger: Ledger) -> dict[str, Any]:
+    on = [
+        name
+        for name in ("fp16", "bf16")
+        if ledger.boolean(config.get(name, {}).get("enabled", False), f"{name}.enabled")
+    ]
+    if len(on) == 2:
+        ledger.problem("fp16.enabled and bf16.enabled exclude each other; keep one")
+    if not on:
+        return {} if setting.script else {"precision": "fp32"}
+    section = config[on[0]]
+    if on[0] == "fp16":
+        scale = ledger.number(section.get("loss_scale", 0), "fp16.loss_scale")
+        unused = [
+            key
+            for key in ("initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale")
+            if key in section
+        ]
+        if scale and unused:
+            ledger.note(f"fp16.loss_scale {scale:g} is static, so {', '.join(unused)} are unused")
+    found: dict[str, Any] = {"precision": on[0]}
+    wide = config.get("data_types", {}).get("grad_accum_dtype")
+    if not setting.script:
+        found["gradient_dtype"] = wide or on[0]
+    return found
+
+
+def _stage(value: object, ledger: Ledger) -> int:
+    if isinstance(value, bool):
+        ledger.note(f"zero_optimization.stage {str(value).lower()} is an old form of {int(value)}")
+        return int(value)
+    stage = ledger.integer(value, "zero_optimization.stage")
+    if stage is not None and not 0 <= stage <= 3:
+        ledger.problem(f"zero_optimization.stage is {stage}; it must be 0, 1, 2 or 3")
+    return stage or 0
+
+
+def _zero(config: dict[str, Any], setting: Setting, ledger: Ledger) -> dict[str, Any]:
+    section = config.get("zero_optimization", {})
+    if isinstance(section, bool):
+        ledger.note(f"zero_optimization {str(section).lower()} is an old form of stage {int(section)}")
+        section = {"stage": int(section)}
+    stage = _stage(section.get("stage", 0), ledger)
+    for key, off in keys.ZERO_NOT_FORECAST.items():
+        if key in section and section[key] not in off:
+            ledger.not_yet(f"zero_optimization.{key} {section[key]}", f"{key} {off[0]}")
+    found: dict[str, Any] = {"zero_stage": stage}
+    sizes = {
+        "prefetch": "stage3_prefetch_bucket_size",
+        "live": "stage3_max_live_parameters",
+        "persist_below": "stage3_param_persistence_threshold",
+    }
+    zero = {
+        ours: ledger.integer(section[theirs], f"zero_optimization.{theirs}")
+        for ours, theirs in sizes.items()
+        if theirs in section
+    }
+    if zero and stage == 3:
+        found["zero"] = {key: value for key, value in zero.items() if value is not None}
+    elif zero:
+        ledger.note(f"stage3_* keys have no effect at stage {stage}")
+    communication: dict[str, Any] = {
+        "overlap": bool(ledger.boolean(section.get("overlap_comm", stage == 3), "zero_optimization.overlap_comm"))
+    }
+    if "overlap_comm" not in section:
+        ledger.note(f"overlap_comm is not given: DeepSpeed's default at stage {stage} is {str(stage == 3).lower()}")
+    for key in ("reduce_bucket_size", "allgather_bucket_size", "sub_group_size"):
+        elements = ledger.integer(section[key], f"zero_optimization.{key}") if key in section else None
+        if key == "reduce_bucket_size" and elements is not None:
+            communication["bucket_mb"] = elements * BYTES_OF_FP32 / 1e6
+    found["communication"] = communication
+    return found | _offload(section, stage, ledger)
+
+
+def _offload(section: dict[str, Any], stage: int, ledger: Ledger) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    optimizer, parameters = section.get("offload_optimizer") or {}, section.get("offload_param") or {}
+    device = optimizer.get("device", "cpu" if optimizer else "none")
+    if device != "none" and stage == 0:
+        ledger.warn("offload_optimizer has no effect at stage 0; ZeRO must be on")
+    elif device != "none":
+        found["optimizer"] = device
+        if "ratio" in optimizer:
+            found["fraction"] = ledger.number(optimizer["ratio"], "offload_optimizer.ratio")
+    device = parameters.get("device", "cpu" if parameters else "none")
+    if device != "none" and stage < 3:
+        ledger.warn(f"offload_param {device} has no effect at stage {stage}: parameters are offloaded at stage 3 only")
+    elif device != "none":
+        found["parameters"] = device
+    return {"offload": found} if found else {}
+
+
+def _activations(config: dict[str, Any], setting: Setting, offload: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
+    """Activation checkpointing. The section tunes it; the model must switch it on, which a lone JSON cannot say."""
+    section = config.get("activation_checkpointing")
+    if not section:
+        return {}
+    used = {
+        key
+        for key in (
+            "partition_activations",
+            "cpu_checkpointing",
+            "contiguous_memory_optimization",
+            "number_checkpoints",
+        )
+        if section.get(key)
+    }
+    if not used:
+        return {}
+    found: dict[str, Any] = {}
+    if not setting.script:
+        found["recompute"] = "full"
+        ledger.warn(
+            f"activation_checkpointing sets {', '.join(sorted(used))}: full recompute is taken to be on, which the"
+            " model must do itself (deepspeed.checkpointing; Hugging Face's gradient_checkpointing does not read these"
+            " keys)"
+        )
+    if "partition_activations" in used and setting.tensor_parallel > 1:
+        found["partition_activations"] = True
+    elif "partition_activations" in used:
+        ledger.note("activation_checkpointing.partition_activations has no effect without tensor parallelism")
+    if "cpu_checkpointing" in used:
+        found["offload"] = {**offload, "activations": "cpu"}
+    return found
+
+
+def _optimizer(config: dict[str, Any], plan: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
+    section = config.get("optimizer")
+    found: dict[str, Any] = {}
+    if section:
+        kind, values = str(section.get("type", "AdamW")), section.get("params") or {}
+        if kind.lower() == "onebitadam":
+            plan["gradient_compression"] = "onebit-adam"
+            if plan["zero_stage"] > 0:
+                ledger.problem(
+                    f"1-bit Adam is not compatible with ZeRO: optimizer OneBitAdam with stage {plan['zero_stage']}; use"
+                    " stage 0 or AdamW"
+                )
+        elif kind.lower() not in ("adam", "adamw"):
+            ledger.not_yet(f"the optimizer {kind}", "AdamW")
+        found |= {
+            name: ledger.number(values[key], f"optimizer.params.{key}")
+            for name, key in (("lr", "lr"), ("eps", "eps"), ("weight_decay", "weight_decay"))
+            if key in values
+        }
+        if isinstance(values.get("betas"), list):
+            found["betas"] = [ledger.number(beta, "optimizer.params.betas") for beta in values["betas"]]
+    return found | _schedule(config.get("scheduler"), ledger)
+
+
+def _schedule(section: dict[str, Any] | None, ledger: Ledger) -> dict[str, Any]:
+    if not section:
+        return {}
+    kind, values = str(section.get("type")), section.get("params") or {}
+    if kind not in SCHEDULES:
+        ledger.warn(
+            f"the scheduler {kind} is not translated: it changes the loss, not the step time; a constant rate is taken"
+        )
+        return {"schedule": {"kind": "constant", "warmup_steps": 0}}
+    schedule: dict[str, Any] = {
+        "kind": SCHEDULES[kind],
+        "warmup_steps": ledger.integer(values.get("warmup_num_steps", 0), "scheduler.params.warmup_num_steps"),
+    }
+    if "total_num_steps" in values:
+        schedule["decay_steps"] = ledger.integer(values["total_num_steps"], "scheduler.params.total_num_steps")
+    found: dict[str, Any] = {"schedule": schedule | ({"min_lr": 0.0} if kind != "WarmupLR" else {})}
+    if "warmup_max_lr" in values:
+        found["lr"] = ledger.number(values["warmup_max_lr"], "scheduler.params.warmup_max_lr")
+    return found
+
+
+def _clipping(config: dict[str, Any], setting: Setting, ledger: Ledger) -> dict[str, Any]:
+    if "gradient_clipping" in config:
+        value = ledger.number(config["gradient_clipping"], "gradient_clipping")
+        if setting.clip is not None and value is not None and value != setting.clip:
+            ledger.warn(
+                f"gradient_clipping {value:g} in the DeepSpeed JSON and --clip-grad {setting.clip:g} in the script:"
+                f" DeepSpeed clips at {value:g}"
+            )
+        return {"clip_norm": value}
+    if setting.clip is not None:
+        return {"clip_norm": setting.clip}
+    pinned = CLIPPING[setting.semantics]
+    ledger.warn(
+        f"gradient_clipping is not given: 0 (off) in DeepSpeed before mid-2026 (PR #8068), 1.0 since; {pinned:g} is"
+        " taken"
+    )
+    return {"clip_norm": pinned}
+
+
+def _account(config: dict[str, Any], ledger: Ledger) -> None:
+    ledger.no_effect([key for key in config if key in keys.NO_EFFECT], "DeepSpeed keys")
+    for key in config:
+        if key in keys.UNMODELLED:
+            ledger.warn(f"DeepSpeed key {key}: its effect on the step is not forecast")
+        if key in keys.NOT_FORECAST and _switched_on(config[key]):
+            ledger.not_yet(f"DeepSpeed's {key}", keys.NOT_FORECAST[key])
+
+
+def _switched_on(value: object) -> bool:
+    return bool(value.get("enabled", True)) if isinstance(value, dict) else bool(value)

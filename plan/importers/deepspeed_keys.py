@@ -1,0 +1,98 @@
+"""The keys of a DeepSpeed configuration: which are known, which are old names, which change nothing in a forecast.
+
+Facts read from deepspeedai/DeepSpeed (0.19, mid-2026) and the documentation of earlier releases.
+"""
+
+TOP = frozenset(
+    """train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping prescale_gradients
+    gradient_predivide_factor communication_data_type gradient_allreduce_op data_types optimizer scheduler fp16 bf16
+    torch_autocast amp zero_optimization activation_checkpointing pipeline steps_per_print wall_clock_breakdown
+    memory_breakdown dump_state comms_logger flops_profiler tensorboard wandb csv_monitor comet elasticity autotuning
+    aio checkpoint zero_allow_untested_optimizer zero_force_ds_cpu_optimizer sparse_gradients sparse_attention
+    data_efficiency curriculum_learning progressive_layer_drop compression_training eigenvalue hybrid_engine
+    use_data_before_expert_parallelism seq_parallel_communication_data_type disable_allgather nebula timers compile
+    tensor_parallel graph_harvesting weight_quantization load_from_fp32_weights
+    fp32_allreduce dataloader_drop_last sequence_parallel_size""".split()
+)
+ZERO = frozenset(
+    """stage contiguous_gradients reduce_scatter use_multi_rank_bucket_allreduce allgather_partitions reduce_bucket_size
+    allgather_bucket_size overlap_comm stage3_prefetch_bucket_size stage3_param_persistence_threshold
+    stage3_model_persistence_threshold stage3_max_live_parameters stage3_max_reuse_distance sub_group_size
+    stage3_gather_16bit_weights_on_model_save stage3_module_granularity_threshold stage3_use_all_reduce_for_fetch_params
+    stage3_allgather_sequential leaf_module offload_optimizer offload_param round_robin_gradients
+    ignore_unused_parameters load_from_fp32_weights elastic_checkpoint zero_hpz_partition_size zero_quantized_weights
+    zero_quantized_gradients zero_quantized_nontrainable_weights zeropp_loco_param mics_shard_size
+    mics_hierarchical_params_gather memory_efficient_linear
+    override_module_apply log_trace_cache_warnings pipeline_loading_checkpoint legacy_stage1
+    coalesce_grad_reduction""".split()
+)
+OFFLOAD_OPTIMIZER = frozenset(
+    "device nvme_path pin_memory buffer_count pipeline_read pipeline_write pipeline fast_init ratio super_offload"
+    " cpuadam_cores_perc".split()
+)
+OFFLOAD_PARAM = frozenset("device nvme_path pin_memory buffer_count buffer_size max_in_cpu".split())
+FP16 = frozenset(
+    """enabled loss_scale initial_scale_power loss_scale_window hysteresis consecutive_hysteresis min_loss_scale
+    auto_cast
+    fp16_master_weights_and_grads fp16 type""".split()
+)
+BF16 = frozenset(
+    "enabled immediate_grad_update check_grad_overflow bf16_master_weights_and_grads bf16_optimizer_states".split()
+)
+ACTIVATION = frozenset(
+    """partition_activations cpu_checkpointing contiguous_memory_optimization number_checkpoints
+    synchronize_checkpoint_boundary
+    profile""".split()
+)
+SECTIONS: dict[str, frozenset[str]] = {
+    "zero_optimization": ZERO,
+    "zero_optimization.offload_optimizer": OFFLOAD_OPTIMIZER,
+    "zero_optimization.offload_param": OFFLOAD_PARAM,
+    "fp16": FP16,
+    "bf16": BF16,
+    "activation_checkpointing": ACTIVATION,
+}
+"""Sections whose keys are checked; the others (logging, tuning, data) are taken as they are."""
+
+RENAMED: dict[str, tuple[str, object]] = {
+    "bfloat16": ("bf16", None),
+    "zero_optimization.cpu_offload": ("zero_optimization.offload_optimizer", {"device": "cpu"}),
+    "zero_optimization.cpu_offload_params": ("zero_optimization.offload_param", {"device": "cpu"}),
+    "zero_optimization.stage3_gather_fp16_weights_on_model_save": (
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+        None,
+    ),
+}
+"""Old name → new name, and the value that `true` stands for."""
+
+NO_EFFECT = frozenset(
+    """steps_per_print wall_clock_breakdown memory_breakdown dump_state comms_logger flops_profiler tensorboard wandb
+    csv_monitor comet checkpoint zero_allow_untested_optimizer zero_force_ds_cpu_optimizer nebula timers autotuning aio
+    dataloader_drop_last
+    load_from_fp32_weights gradient_predivide_factor prescale_gradients disable_allgather
+    use_data_before_expert_parallelism""".split()
+)
+UNMODELLED = frozenset(
+    """sparse_gradients data_efficiency curriculum_learning compile graph_harvesting communication_data_type
+    gradient_allreduce_op
+    seq_parallel_communication_data_type fp32_allreduce pipeline""".split()
+)
+"""Known keys whose effect on the step is left out of the forecast: each gives a warning."""
+
+NOT_FORECAST = {
+    "sparse_attention": "dense attention",
+    "progressive_layer_drop": "all layers in every step",
+    "compression_training": "an uncompressed model",
+    "weight_quantization": "an unquantized model",
+    "amp": "fp16 or bf16",
+    "torch_autocast": "bf16",
+    "hybrid_engine": "training only",
+    "elasticity": "explicit train_batch_size and train_micro_batch_size_per_gpu",
+}
+ZERO_NOT_FORECAST = {
+    "zero_hpz_partition_size": (1,),
+    "zero_quantized_weights": (False,),
+    "zero_quantized_gradients": (False,),
+    "mics_shard_size": (-1,),
+}
+"""ZeRO++ and MiCS options, with the values that switch them off."""

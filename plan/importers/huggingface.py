@@ -1,0 +1,237 @@
+"""A Hugging Face `config.json` as the model of a run: files written by transformers v4 and v5, language parts of
+multimodal models.
+
+    model_section(json.load(open("config.json")), ledger)  ->  {"layers": 32, "hidden": 4096, ...}
+
+A config.json says nothing about training: sequence length, batch and plan are taken at their defaults, with a warning
+about the length. Architectures that `plan.model.Model` cannot express exactly are collected as "not yet forecast".
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from plan.importers.ledger import Ledger
+
+LANGUAGE_PARTS = ("text_config", "llm_config", "language_config", "language_model")
+GATED = frozenset(
+    {
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "phi3",
+        "internlm2",
+        "yi",
+        "baichuan",
+        "smollm3",
+        "mixtral",
+        "qwen2_moe",
+        "qwen3_moe",
+    }
+)
+ALIASES = {
+    "hidden": ("hidden_size", "n_embd", "n_embed", "d_model"),
+    "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
+    "kv_heads": ("num_key_value_heads", "n_head_kv"),
+    "head_dim": ("head_dim",),
+    "ffn": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
+    "vocab": ("vocab_size",),
+    "positions": ("max_position_embeddings", "n_positions", "n_ctx", "seq_length"),
+    "eps": ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"),
+    "activation": ("hidden_act", "activation_function", "hidden_activation"),
+}
+GELUS = frozenset({"gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"})
+EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts")
+
+
+def is_huggingface(config: Mapping[str, Any]) -> bool:
+    """Whether a JSON object looks like a transformers configuration."""
+    return any(key in config for key in ("model_type", "architectures", *LANGUAGE_PARTS)) or {
+        "hidden_size",
+        "num_hidden_layers",
+    } <= set(config)
+
+
+def model_section(config: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
+    """The `model:` section of a configuration. Missing shape keys are problems."""
+    config = language_part(config, ledger)
+    kind = str(config.get("model_type", "llama"))
+    shape = {ours: _whole(config, ours, ledger) for ours in ("layers", "hidden", "heads", "vocab")}
+    for ours, value in shape.items():
+        if value is None:
+            ledger.problem(f"config.json has no {' or '.join(ALIASES[ours])}; it is needed for {ours}")
+    if any(value is None for value in shape.values()):
+        return {}
+    length = _whole(config, "positions", ledger) or 2048
+    ledger.warn(
+        f"a config.json does not say the training length: seq_length {length} (the model's maximum) is taken; set"
+        " model.seq_length"
+    )
+    model: dict[str, Any] = {"name": str(config.get("_name_or_path") or kind), **shape, "seq_length": length}
+    model |= _family(kind, config, model, ledger)
+    model["kv_heads"] = _whole(config, "kv_heads", ledger) or (1 if config.get("multi_query") else shape["heads"])
+    if (width := _whole(config, "head_dim", ledger)) is not None:
+        model["head_dim"] = width
+    elif kind == "qwen3":
+        model["head_dim"] = 128
+    epsilon = _first(config, "eps")
+    if epsilon is not None:
+        model["norm_eps"] = ledger.number(epsilon, "norm eps")
+    if "initializer_range" in config:
+        model["init_std"] = ledger.number(config["initializer_range"], "initializer_range")
+    _unsupported(kind, config, length, ledger)
+    return model
+
+
+def language_part(config: Mapping[str, Any], ledger: Ledger) -> Mapping[str, Any]:
+    """The language part of a multimodal configuration (vision heads must not count), or the configuration itself."""
+    for part in LANGUAGE_PARTS:
+        if isinstance(config.get(part), Mapping):
+            others = [key for key in config if key.endswith("_config") and key != part]
+            ledger.note(
+                f"multimodal config.json: the language part {part} is"
+                f" used{', not ' + ', '.join(others) if others else ''}"
+            )
+            return language_part(
+                {"tie_word_embeddings": config.get("tie_word_embeddings", False), **config[part]}, ledger
+            )
+    return config
+
+
+def _family(kind: str, config: Mapping[str, Any], model: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
+    if kind == "gpt2":
+        return _gpt2(config, model, ledger)
+    if kind == "bloom":
+        return _bloom(config, model, ledger)
+    if kind == "gpt_neox":
+        return _neox(config, model, ledger)
+    if kind not in GATED:
+        activation = str(_first(config, "activation") or "")
+        if not (activation.startswith("silu") and "rms_norm_eps" in config):
+            ledger.not_yet(f"model_type {kind!r}", "llama, mistral, qwen2, gpt2 or bloom")
+        else:
+            ledger.warn(
+                f"model_type {kind!r} is not known; it is read as a Llama-like model (RMSNorm, SwiGLU, rotary"
+                " positions)"
+            )
+    return _llama(kind, config, ledger)
+
+
+def _llama(kind: str, config: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
+    activation = str(_first(config, "activation") or "silu")
+    if activation not in ("silu", "swish"):
+        ledger.not_yet(f"hidden_act {activation} in a gated MLP", "silu")
+    attention_bias, mlp_bias = bool(config.get("attention_bias", False)), bool(config.get("mlp_bias", False))
+    if attention_bias != mlp_bias:
+        ledger.not_yet(f"attention_bias {attention_bias} with mlp_bias {mlp_bias}".lower(), "the same for both")
+    found: dict[str, Any] = {
+        "ffn": _whole(config, "ffn", ledger),
+        "activation": "swiglu",
+        "norm": "rmsnorm",
+        "positions": "rotary",
+        "rope": rope(config, ledger),
+        "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
+        "bias": attention_bias and mlp_bias,
+        "qkv_bias": attention_bias or kind in ("qwen2", "qwen2_moe"),
+        "attention_dropout": ledger.number(config.get("attention_dropout", 0.0), "attention_dropout"),
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _gpt2(config: Mapping[str, Any], model: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
+    activation = str(_first(config, "activation") or "gelu_new")
+    if activation not in GELUS:
+        ledger.not_yet(f"activation_function {activation}", "gelu_new")
+    return {
+        "ffn": _whole(config, "ffn", ledger) or 4 * model["hidden"],
+        "activation": "gelu",
+        "norm": "layernorm",
+        "positions": "learned",
+        "max_positions": model["seq_length"],
+        "tied_embeddings": bool(config.get("tie_word_embeddings", True)),
+        "bias": True,
+        "dropout": ledger.number(config.get("resid_pdrop", 0.1), "resid_pdrop"),
+        "attention_dropout": ledger.number(config.get("attn_pdrop", 0.1), "attn_pdrop"),
+    }
+
+
+def _bloom(config: Mapping[str, Any], model: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
+    if config.get("apply_residual_connection_post_layernorm"):
+        ledger.not_yet("apply_residual_connection_post_layernorm", "pre-norm layers")
+    return {
+        "ffn": 4 * model["hidden"],
+        "activation": "gelu",
+        "norm": "layernorm",
+        "positions": "alibi",
+        "embedding_norm": True,
+        "tied_embeddings": bool(config.get("tie_word_embeddings", True)),
+        "bias": True,
+        "dropout": ledger.number(config.get("hidden_dropout", 0.0), "hidden_dropout"),
+        "attention_dropout": ledger.number(config.get("attention_dropout", 0.0), "attention_dropout"),
+    }
+
+
+def _neox(config: Mapping[str, Any], model: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
+    if config.get("use_parallel_residual", True):
+        ledger.not_yet("attention and MLP in parallel (use_parallel_residual)", "use_parallel_residual false")
+    return {
+        "ffn": _whole(config, "ffn", ledger) or 4 * model["hidden"],
+        "activation": "gelu",
+        "norm": "layernorm",
+        "positions": "rotary",
+        "rope": rope(config, ledger),
+        "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
+        "bias": True,
+        "dropout": ledger.number(config.get("hidden_dropout", 0.0), "hidden_dropout"),
+        "attention_dropout": ledger.number(config.get("attention_dropout", 0.0), "attention_dropout"),
+    }
+
+
+def rope(config: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
+    """Rotary settings from `rope_parameters` (v5) or `rope_theta` and `rope_scaling` (v4)."""
+    new, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    values = {**old, **new}
+    theta = new.get("rope_theta", config.get("rope_theta", config.get("rotary_emb_base", 10000.0)))
+    part = values.get("partial_rotary_factor", config.get("partial_rotary_factor", config.get("rotary_pct", 1.0)))
+    if ledger.number(part, "partial_rotary_factor") != 1.0:
+        ledger.not_yet(f"rotary embeddings on {part} of the head", "the whole head")
+    kind = str(values.get("rope_type", values.get("type", "default")))
+    found: dict[str, Any] = {"theta": ledger.number(theta, "rope_theta")}
+    if kind in ("default", "none"):
+        return found
+    if kind not in ("linear", "llama3"):
+        ledger.not_yet(f"rope scaling of type {kind}", "linear or llama3")
+        return found
+    scaling: dict[str, Any] = {"kind": kind, "factor": ledger.number(values.get("factor", 1.0), "rope factor")}
+    for ours, theirs in (
+        ("low_freq_factor", "low_freq_factor"),
+        ("high_freq_factor", "high_freq_factor"),
+        ("original_max_positions", "original_max_position_embeddings"),
+    ):
+        if theirs in values:
+            scaling[ours] = ledger.number(values[theirs], theirs)
+    return found | {"scaling": scaling}
+
+
+def _unsupported(kind: str, config: Mapping[str, Any], length: int, ledger: Ledger) -> None:
+    experts = next((config[key] for key in EXPERTS if config.get(key)), None)
+    if experts is not None and experts != 1:
+        ledger.not_yet(f"mixture of experts ({experts} experts)", "the dense model of the same shape")
+    if kind == "qwen3":
+        ledger.not_yet("qwen3's norms on queries and keys", "a llama or qwen2 configuration")
+    window = config.get("sliding_window")
+    used = config.get("use_sliding_window", kind not in ("qwen2", "qwen3"))
+    if window and used and window < length:
+        ledger.not_yet(
+            f"sliding-window attention ({window} of {length} positions)", "full attention (sliding_window null)"
+        )
+
+
+def _first(config: Mapping[str, Any], ours: str) -> Any:
+    return next((config[key] for key in ALIASES[ours] if config.get(key) is not None), None)
+
+
+def _whole(config: Mapping[str, Any], ours: str, ledger: Ledger) -> int | None:
+    value = _first(config, ours)
+    return None if value is None else ledger.integer(value, ours)

@@ -1,0 +1,132 @@
+"""What an importer says about its input: notes, warnings and problems, and the reading of single values.
+
+Nothing in an imported file may vanish silently. Every key ends in exactly one of four ways: translated, named among
+those without effect on the forecast, reported unknown with the nearest known name, or refused. `Ledger` collects these
+sentences; `refuse()` raises the problems together as one `InputError`.
+
+    ledger = Ledger()
+    micro = ledger.integer("5e8", "reduce_bucket_size")      # 500000000; a bad value becomes a problem and None
+    ledger.unknown("gradient_clipp1ng", KNOWN_KEYS, "DeepSpeed key")
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from plan import numbers
+from plan.errors import InputError, NotYetForecast
+from plan.nearest import nearest_name
+
+TRUE_WORDS = frozenset({"true", "yes", "on", "1"})
+FALSE_WORDS = frozenset({"false", "no", "off", "0"})
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Collected sentences about one input. `strict` turns unknown names into problems instead of warnings."""
+
+    strict: bool = False
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    not_forecast: list[str] = field(default_factory=list)
+
+    def note(self, sentence: str) -> None:
+        """A fact about the translation that changes nothing for the reader's trust."""
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
+    def warn(self, sentence: str) -> None:
+        """Something the reader probably did not mean, or that was assumed."""
+        if sentence not in self.warnings:
+            self.warnings.append(sentence)
+
+    def problem(self, sentence: str) -> None:
+        """Something that makes the input wrong."""
+        if sentence not in self.problems:
+            self.problems.append(sentence)
+
+    def not_yet(self, what: str, nearest: str) -> None:
+        """Something real that is not forecast yet, with the nearest supported plan."""
+        sentence = f"not yet forecast: {what}; nearest supported: {nearest}"
+        if sentence not in self.not_forecast:
+            self.not_forecast.append(sentence)
+
+    def unknown(self, name: str, known: Iterable[str], kind: str, inside: str = "") -> None:
+        """An unknown flag or key: a warning with the nearest known one (a problem when strict). `inside`: its section."""
+        hint = nearest(name, known)
+        dashes = name[: len(name) - len(name.lstrip("-"))]
+        sentence = f"unknown {kind} {inside}{'.' if inside else ''}{name}: it is not applied" + (
+            f"; did you mean {dashes}{hint}?" if hint else ""
+        )
+        (self.problem if self.strict else self.warn)(sentence)
+
+    def no_effect(self, names: Iterable[str], kind: str) -> None:
+        """One note that lists the known names that do not change the forecast."""
+        listed = sorted(set(names))
+        if listed:
+            self.note(f"no effect on the forecast ({kind}): {', '.join(listed)}")
+
+    def refuse(self) -> None:
+        """Raise what is wrong, all at once: `InputError`, or `NotYetForecast` when nothing is wrong but something is
+        not forecast.
+        """
+        if self.problems:
+            raise InputError([*self.problems, *self.not_forecast])
+        if self.not_forecast:
+            raise NotYetForecast(self.not_forecast)
+
+    def integer(self, value: object, where: str) -> int | None:
+        """Read an integer; accepts 5e8, "5e8", 1_000_000 and 1e9 as a float. None and a problem otherwise."""
+        number = self.number(value, where)
+        if number is None:
+            return None
+        if isinstance(number, float) and not number.is_integer():
+            self.problem(f"{where} is {value}, but must be a whole number (nearest: {round(number)})")
+            return None
+        return int(number)
+
+    def number(self, value: object, where: str) -> int | float | None:
+        """Read a finite number from a number or a string."""
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        number = as_number(value)
+        if number is None:
+            self.problem(f"{where} is {value!r}, but must be a number")
+        return number
+
+    def boolean(self, value: object, where: str) -> bool | None:
+        """Read a boolean from true/false, yes/no, on/off, 1/0 in any case."""
+        if isinstance(value, bool):
+            return value
+        word = str(value).strip().lower()
+        if word in TRUE_WORDS:
+            return True
+        if word in FALSE_WORDS:
+            return False
+        self.problem(f"{where} is {value!r}, but must be true or false")
+        return None
+
+
+def as_number(value: object) -> int | float | None:
+    """A finite number from an int, float or string such as "5e8", "1_000_000", "0.97e-4"; None when it is not one."""
+    try:
+        return numbers.number(value)
+    except ValueError:
+        return None
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name most like `name`, or None when nothing is close."""
+    return nearest_name(name.lstrip("-"), [each.lstrip("-") for each in known], cutoff=0.55)
+
+
+def set_path(run: dict[str, object], dotted: str, value: object) -> None:
+    """Set `run["a"]["b"]` from "a.b", making the dictionaries between."""
+    *parents, last = dotted.split(".")
+    here = run
+    for parent in parents:
+        inner = here.setdefault(parent, {})
+        if not isinstance(inner, dict):
+            raise InputError(f"{dotted}: {parent} is already {inner!r}, not a group of keys")
+        here = inner
+    here[last] = value

@@ -1,0 +1,326 @@
+"""A Megatron-LM or Megatron-DeepSpeed launch script, or a bare argument string, as a run.
+
+    translate(text, folder, Request(cluster="dgx-a100-80gb", nodes=128), ledger)  ->  {"model": ..., "cluster": ...,
+    "plan": ...}
+
+The script is evaluated (never executed), its training command found, and every flag accounted for. Lines such as
+`# windtunnel: cluster.preset=dgx-a100-80gb cluster.nics.count=4` in a script set keys of the run that no flag can say.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from plan import presets
+from plan.files import parse_yaml
+from plan.importers import deepspeed
+from plan.importers.arguments import Arguments
+from plan.importers.launch import Launch, cluster_hints, find_launch, size_statements
+from plan.importers.ledger import Ledger, set_path
+from plan.importers.megatron_model import model_section
+from plan.importers.megatron_plan import fp16_gradients, plan_section
+from plan.importers.megatron_training import training_sections
+from plan.importers.shell import Script, read_script
+from plan.importers.world import World, agree, cluster_section
+
+OTHER_MODELS = re.compile(r"(pretrain|train)_(bert|t5|ict|vision|vlm|mamba|hybrid|retro|mimo|biencoder)")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user adds to a file: the cluster, the number of nodes, a model, script variables, and the DeepSpeed
+    release.
+    """
+
+    cluster: str | Mapping[str, Any] | None = None
+    nodes: int | None = None
+    model: str | Mapping[str, Any] | None = None
+    variables: Mapping[str, str] | None = None
+    semantics: deepspeed.Semantics = "current"
+
+
+def translate(text: str, folder: Path, request: Request, ledger: Ledger) -> dict[str, Any]:
+    """The run of a script. Problems go to the ledger; what can be translated is."""
+    script = read_script(text, request.variables)
+    for warning in script.warnings:
+        ledger.warn(warning)
+    for problem in script.problems:
+        ledger.problem(problem)
+    said = pragmas(text, ledger)
+    launch = find_launch(script, ledger)
+    if launch is None:
+        return said
+    if OTHER_MODELS.search(launch.program):
+        ledger.not_yet(f"the model of {launch.program}", "a decoder-only GPT (pretrain_gpt.py)")
+    arguments = Arguments.parse(launch.flags, script.expander, ledger)
+    cluster, world = _cluster(script, launch, said, request, ledger)
+    model = _model(arguments, request, ledger)
+    plan = plan_section(arguments, _whole(model.get("layers")), ledger)
+    run: dict[str, Any] = {"model": model, "plan": plan}
+    if cluster:
+        run = {"model": model, "cluster": cluster, "plan": plan}
+    _deepspeed(script, arguments, folder, run, world, request, ledger)
+    batch = _explain_batch(arguments, plan, world, ledger)
+    run |= training_sections(arguments, batch, _whole(model.get("seq_length")), run.pop("optimizer", {}), ledger)
+    _attention_dropout(model, plan, ledger)
+    arguments.finish()
+    for section in ("model", "plan", "optimizer", "train", "data", "checkpoint", "budget"):
+        if isinstance(said.get(section), Mapping):
+            run[section] = presets.merge(run.get(section, {}), said[section])
+    return run
+
+
+def pragmas(text: str, ledger: Ledger) -> dict[str, Any]:
+    """Keys set by `# windtunnel: section.key=value ...` comments."""
+    found: dict[str, Any] = {}
+    for row in re.findall(r"^\s*#\s*windtunnel:[ \t]*(.*)$", text, re.MULTILINE):
+        for word in row.split():
+            key, equals, value = word.partition("=")
+            if not equals or "." not in key:
+                ledger.problem(
+                    f"# windtunnel: {word!r} must be section.key=value, such as cluster.preset=dgx-a100-80gb"
+                )
+                continue
+            set_path(found, key, parse_yaml(value, f"# windtunnel: {word}"))
+    return found
+
+
+def _cluster(
+    script: Script, launch: Launch, said: Mapping[str, Any], request: Request, ledger: Ledger
+) -> tuple[dict[str, Any], World]:
+    statements = size_statements(script, launch, ledger)
+    world = agree(statements, ledger)
+    stated = dict(said.get("cluster", {}))
+    if not stated and request.cluster is None:
+        stated = cluster_hints(script, ledger)
+    return cluster_section(world, request.cluster, request.nodes, stated, ledger)
+
+
+def _model(arguments: Arguments, request: Request, ledger: Ledger) -> dict[str, Any]:
+    """The script's model, or the one of the command line, which wins."""
+    model = model_section(arguments, ledger)
+    if request.model is None:
+        if not model:
+            ledger.problem(
+                "the command has no model flags (--num-layers, --hidden-size, --num-attention-heads, --seq-length): add"
+                " them, or --model PRESET"
+            )
+        return model
+    chosen = model_of(request.model, ledger)
+    if model:
+        ledger.warn(
+            f"--model {chosen.get('preset', chosen.get('name', 'given'))} replaces the model of the script's flags"
+        )
+    length = {"seq_length": model["seq_length"]} if model.get("seq_length") else {}
+    return chosen | length
+
+
+def model_of(model: str | Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
+    """A `model:` section from a preset name, the path of an HF config.json, or keys."""
+    if not isinstance(model, str):
+        return dict(model)
+    if model.endswith(".json"):
+        from plan.files import text_of
+        from plan.importers.huggingface import model_section as hf_model
+        from plan.importers.relaxed import read_json
+
+        return hf_model(read_json(text_of(Path(model)), model), ledger)
+    try:
+        presets.preset("models", model)
+    except ValueError as error:
+        ledger.problem(f"--model: {error}")
+    return {"preset": model}
+
+
+def _deepspeed(
+    script: Script, a: Arguments, folder: Path, run: dict[str, Any], world: World, request: Request, ledger: Ledger
+) -> None:
+    """Lay the DeepSpeed configuration over the plan: JSON wins for ZeRO, both must agree on the batch."""
+    used, name, stage = a.has("--deepspeed"), a.text("--deepspeed_config"), a.integer("--zero-stage")
+    alone = a.has("--no-pipeline-parallel")
+    a.has("--deepspeed-activation-checkpointing")
+    for flag in ("--zero-reduce-bucket-size", "--zero-allgather-bucket-size"):
+        a.has(flag)
+    if not used and name is None:
+        if stage is not None:
+            ledger.warn(f"--zero-stage {stage} has no effect without --deepspeed")
+        if a.has("--enable-zbh1-pipeline"):
+            run["plan"]["schedule"] = "zb-h1"
+        return
+    if not used:
+        ledger.warn(
+            f"--deepspeed_config {name} has no effect without --deepspeed; it is applied, as the script seems to"
+            " mean it"
+        )
+    plan: dict[str, Any] = run["plan"]
+    if a.has("--enable-zbh1-pipeline"):
+        plan["schedule"] = "zb-h1"
+    config = _config(script, name, folder, ledger)
+    model_parallel = (plan["tensor_parallel"] or 1) * (plan["pipeline_parallel"] or 1) * plan.get("context_parallel", 1)
+    size = world.size
+    setting = deepspeed.Setting(
+        ranks=size // model_parallel if size and size % model_parallel == 0 else None,
+        where=f"{size} GPUs / model parallel {model_parallel}",
+        tensor_parallel=plan["tensor_parallel"] or 1,
+        pipeline_parallel=plan["pipeline_parallel"] or 1,
+        script=True,
+        micro=plan.get("micro_batch_size"),
+        train=plan.get("global_batch_size"),
+        clip=a.number("--clip-grad", 1.0),
+        semantics=request.semantics,
+    )
+    if config is None:
+        pieces: dict[str, Any] = {"plan": {"zero_stage": stage if stage is not None else 1}}
+    else:
+        pieces = deepspeed.translate(
+            config, replace(setting, clip=setting.clip if "--clip-grad" in a.given else None), ledger
+        )
+        pieces["plan"] |= {"zero_stage": _stage(config, pieces["plan"]["zero_stage"], stage, ledger)}
+    precision = pieces["plan"].get("precision")
+    if precision is not None and precision != plan["precision"]:
+        ledger.problem(
+            f"two precisions: {precision} in the DeepSpeed JSON and {plan['precision']} from the script's flags; make"
+            " them equal"
+        )
+    _lay_over(plan, pieces["plan"], alone, ledger)
+    run["optimizer"] = pieces.get("optimizer", {})
+
+
+def _config(script: Script, name: str | None, folder: Path, ledger: Ledger) -> dict[str, Any] | None:
+    """The JSON a script writes in a heredoc, or the file beside it."""
+    if name is None:
+        ledger.warn("--deepspeed without --deepspeed_config: ZeRO settings come from the flags only")
+        return None
+    shown = script.expander.show(name)
+    text = script.files.get(name)
+    if text is not None:
+        unknown = script.expander.why(text)
+        if unknown:
+            ledger.problem(
+                f"{shown}, written by the script, contains {unknown[0].detail}, whose value is unknown:"
+                f" {unknown[0].sentence()}"
+            )
+            return None
+        return deepspeed.read(text, shown)
+    for path in (folder / shown, folder / Path(shown).name):
+        if path.is_file():
+            return deepspeed.read(path.read_text(encoding="utf-8"), shown)
+    ledger.warn(f"{shown} is neither written by the script nor beside it: ZeRO settings come from the flags only")
+    return None
+
+
+def _stage(config: Mapping[str, Any], found: int, flag: int | None, ledger: Ledger) -> int:
+    if flag is not None and flag != found and "zero_optimization" in config:
+        ledger.warn(
+            f"zero_optimization.stage {found} in the DeepSpeed JSON and --zero-stage {flag} in the script: the JSON"
+            " wins"
+        )
+    return found if "zero_optimization" in config or flag is None else flag
+
+
+def _lay_over(plan: dict[str, Any], pieces: dict[str, Any], alone: bool, ledger: Ledger) -> None:
+    stage = pieces["zero_stage"]
+    if stage == 0 and plan["precision"] == "bf16":
+        ledger.note(
+            "ZeRO stage 0 with bf16: DeepSpeed's bf16 optimizer shards its states over the data-parallel ranks by"
+            " itself, so zero_stage 1"
+        )
+        pieces = {**pieces, "zero_stage": 1}
+    pipeline = plan["pipeline_parallel"] or 1
+    if stage >= 2 and not alone and pipeline == 1:
+        ledger.problem(
+            f"ZeRO stage {stage} needs --no-pipeline-parallel even at pipeline size 1: without it DeepSpeed's pipeline"
+            " engine runs, which refuses ZeRO-2 and ZeRO-3"
+        )
+    if stage >= 2:
+        plan["implementation"] = "deepspeed"
+        plan.setdefault("attention", "unfused")  # the layers are still Megatron's
+        if plan["precision"] == "fp16":
+            plan["gradient_dtype"] = "fp16"
+    else:
+        if plan["precision"] == "fp16":
+            plan |= fp16_gradients("DeepSpeed with fp16", ledger)
+        ledger.warn(
+            "DeepSpeed's engine around Megatron's layers is forecast as implementation megatron: same layers and"
+            " pipeline order; DeepSpeed all-reduces gradients where Megatron's ZeRO-1 reduce-scatters them (3Ψ against"
+            " 2Ψ a step)"
+        )
+    for key in (
+        "zero_stage",
+        "zero",
+        "communication",
+        "partition_activations",
+        "micro_batch_size",
+        "global_batch_size",
+    ):
+        if key in pieces:
+            plan[key] = pieces[key]
+    if "offload" in pieces:
+        plan["offload"] = {**plan.get("offload", {}), **pieces["offload"]}
+    if plan.get("partition_activations") and (plan["recompute"] != "full" or plan["tensor_parallel"] == 1):
+        plan.pop("partition_activations")
+        ledger.note("partition_activations has no effect without full recompute and tensor parallelism")
+
+
+def _explain_batch(a: Arguments, plan: Mapping[str, Any], world: World, ledger: Ledger) -> int | None:
+    """The global batch. Says how it hangs together with micro batch and data parallelism, and refuses what Megatron
+    refuses.
+    """
+    micro, whole = _whole(plan.get("micro_batch_size")), _whole(plan.get("global_batch_size"))
+    if micro is None:
+        ledger.problem(
+            "--micro-batch-size is missing; Megatron requires it (sequences of one forward pass of one data-parallel"
+            " rank)"
+        )
+        return None
+    size, model_parallel = (
+        world.size,
+        (plan["tensor_parallel"] or 1) * (plan["pipeline_parallel"] or 1) * plan.get("context_parallel", 1),
+    )
+    if not size or size % model_parallel:
+        return whole  # plan.rules names a world that does not divide
+    ranks = size // model_parallel
+    context = f" × CP{plan['context_parallel']}" if "context_parallel" in plan else ""
+    ledger.note(
+        f"data_parallel {ranks} = {size} GPUs / (TP{plan['tensor_parallel']} × PP{plan['pipeline_parallel']}{context})"
+    )
+    old = a.old.get("--micro-batch-size")
+    if whole is None:
+        ledger.note(
+            f"--global-batch-size is not given: {micro * ranks} = micro batch {micro} × {ranks} data-parallel ranks,"
+            " one micro-batch a step"
+        )
+        if old and (plan["pipeline_parallel"] or 1) > 1:
+            ledger.warn(
+                f"{old} {micro} leaves one micro-batch in a pipeline of {plan['pipeline_parallel']} stages: all but one"
+                " stage idle at any time"
+            )
+    elif whole % (micro * ranks) == 0:
+        count = whole // (micro * ranks)
+        ledger.note(
+            f"{count} micro-batch{'es' if count > 1 else ''} a step = global batch {whole} / (micro batch {micro} ×"
+            f" {ranks} data-parallel ranks)"
+        )
+    for start in a.given.get("--rampup-batch-size", [])[:2]:
+        number = ledger.integer(start, "--rampup-batch-size")
+        if number is not None and number % (micro * ranks):
+            ledger.problem(
+                f"--rampup-batch-size {start} is not a multiple of micro batch {micro} × {ranks} data-parallel ranks ="
+                f" {micro * ranks}"
+            )
+    return whole if whole is not None else micro * ranks
+
+
+def _attention_dropout(model: dict[str, Any], plan: Mapping[str, Any], ledger: Ledger) -> None:
+    if plan.get("attention") in ("flash", "cudnn") and model.get("attention_dropout"):
+        ledger.warn(
+            f"--attention-dropout {model['attention_dropout']:g} happens inside the {plan['attention']} kernel, where"
+            " it is not forecast; it is set to 0"
+        )
+        model["attention_dropout"] = 0.0
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) else None

@@ -1,0 +1,334 @@
+"""The parallel plan of a Megatron command: degrees, pipeline layout, sharding, batch, recompute, precision, offload.
+
+Each function returns the keys it decides. What the world size decides (data parallelism) stays `auto`; rules between
+values are left to
+`plan.rules`, except those Megatron breaks silently (layers dropped by a virtual pipeline that does not divide).
+"""
+
+import re
+from typing import Any
+
+from plan import supported
+from plan.importers.arguments import Arguments
+from plan.importers.ledger import Ledger
+from plan.nearest import divisors
+
+BYTES_OF_FP32 = 4
+
+
+def supports(key: str, value: object) -> bool:
+    """Whether the forecast supports a value of a plan key today."""
+    return any(feature.key == key and value in feature.supported for feature in supported.FEATURES)
+
+
+def plan_section(a: Arguments, layers: int | None, ledger: Ledger) -> dict[str, Any]:
+    """The `plan:` section of plain Megatron; DeepSpeed's part is laid over it by `plan.importers.megatron`."""
+    plan: dict[str, Any] = {"implementation": "megatron"}
+    plan |= _degrees(a, ledger)
+    plan |= _virtual(a, layers, plan["pipeline_parallel"], ledger)
+    plan |= _layout(a, layers, plan["pipeline_parallel"], plan.get("virtual_pipeline", 1), ledger)
+    plan |= _sharding(a, ledger)
+    plan |= _batch(a, ledger)
+    plan |= _recompute(a, plan["tensor_parallel"], ledger)
+    plan |= _precision(a, ledger)
+    plan |= _attention(a)
+    plan |= _communication(a)
+    plan |= _offload(a)
+    return plan
+
+
+def _degrees(a: Arguments, ledger: Ledger) -> dict[str, Any]:
+    tensor = a.integer("--tensor-model-parallel-size", 1)
+    found: dict[str, Any] = {
+        "tensor_parallel": tensor,
+        "pipeline_parallel": a.integer("--pipeline-model-parallel-size", 1),
+    }
+    if a.has("--sequence-parallel"):
+        if tensor == 1:
+            ledger.warn("--sequence-parallel has no effect at --tensor-model-parallel-size 1; it is left out")
+        else:
+            found["sequence_parallel"] = True
+    context = a.integer("--context-parallel-size", 1)
+    ulysses = a.integer("--ds-sequence-parallel-size", 1)
+    if ulysses != 1:
+        ledger.note(f"--ds-sequence-parallel-size {ulysses} is read as context_parallel {ulysses}")
+        context = ulysses
+    experts = a.integer("--expert-model-parallel-size") or a.integer("--moe-expert-parallel-size")
+    found |= {"context_parallel": context} if context != 1 else {}
+    found |= {"expert_parallel": experts} if experts not in (None, 1) else {}
+    if a.has("--use-tp-pp-dp-mapping"):
+        found["rank_order"] = "tp-cp-ep-pp-dp"
+    return found
+
+
+def _virtual(a: Arguments, layers: int | None, stages: int | None, ledger: Ledger) -> dict[str, Any]:
+    """Model chunks per rank. 80 layers, PP16 and 2 layers a virtual stage pass Megatron's checks and train a 64-layer
+    model.
+    """
+    found: dict[str, Any] = {}
+    per_stage = a.integer("--num-layers-per-virtual-pipeline-stage")
+    chunks = a.integer("--num-virtual-stages-per-pipeline-rank")
+    if per_stage is not None and chunks is not None:
+        ledger.problem(
+            f"--num-layers-per-virtual-pipeline-stage {per_stage} and --num-virtual-stages-per-pipeline-rank {chunks}"
+            " exclude each other; keep one"
+        )
+    if per_stage is not None and layers and stages and layers % stages == 0:
+        on_rank = layers // stages
+        if on_rank % per_stage:
+            legal = ", ".join(map(str, divisors(on_rank)))
+            ledger.problem(
+                f"--num-layers-per-virtual-pipeline-stage {per_stage}: {layers} layers / {stages} pipeline stages ="
+                f" {on_rank} layers a rank, which is not divisible by {per_stage}; rounding down would train"
+                f" {on_rank // per_stage * per_stage * stages} layers instead of {layers}. Legal: {legal}"
+            )
+        else:
+            chunks = on_rank // per_stage
+            ledger.note(
+                f"virtual_pipeline {chunks} = {layers} layers / {stages} stages / {per_stage} layers a virtual stage"
+            )
+    elif per_stage is not None and layers and stages:
+        ledger.problem(
+            f"{layers} layers / {stages} pipeline stages is not whole, so --num-layers-per-virtual-pipeline-stage"
+            f" {per_stage} cannot be placed"
+        )
+    if chunks is not None and chunks > 1:
+        found["virtual_pipeline"] = chunks
+        if (group := a.integer("--microbatch-group-size-per-virtual-pipeline-stage")) is not None:
+            found["microbatch_group"] = group
+    return found
+
+
+def _layout(a: Arguments, layers: int | None, stages: int | None, chunks: int, ledger: Ledger) -> dict[str, Any]:
+    """Units per virtual stage, where the flags say so; Megatron's default is the same number of layers everywhere."""
+    text = a.text("--pipeline-model-parallel-layout")
+    first, last = a.integer("--decoder-first-pipeline-num-layers"), a.integer("--decoder-last-pipeline-num-layers")
+    embedding, loss = a.has("--account-for-embedding-in-pipeline-split"), a.has("--account-for-loss-in-pipeline-split")
+    method = a.text("--pp-partition-method")
+    if not layers or not stages or stages == 1:
+        return {}
+    if text is not None:
+        return {"pipeline_layout": _layout_string(text, ledger)}
+    if method is not None:
+        return {"pipeline_layout": _deepspeed_partition(method, layers, stages, ledger)}
+    if first is None and last is None and not embedding and not loss:
+        return {"pipeline_layout": "even"}
+    if chunks > 1:
+        ledger.not_yet("an uneven pipeline split together with virtual stages", "an even split, or no virtual stages")
+        return {}
+    counts = (
+        _uneven(layers, stages, first, last)
+        if first is not None or last is not None
+        else _accounted(layers, stages, embedding, loss)
+    )
+    if counts is None:
+        ledger.problem(f"{layers} layers over {stages} stages: the middle stages do not get a whole number of layers")
+        return {}
+    return {"pipeline_layout": [count + (i == 0) + (i == stages - 1) for i, count in enumerate(counts)]}
+
+
+def _uneven(layers: int, stages: int, first: int | None, last: int | None) -> list[int] | None:
+    rest, places = layers - (first or 0) - (last or 0), stages - (first is not None) - (last is not None)
+    if rest < 0 or (places == 0 and rest) or (places and rest % places):
+        return None
+    middle = [rest // places] * places if places else []
+    return ([first] if first is not None else []) + middle + ([last] if last is not None else [])
+
+
+def _accounted(layers: int, stages: int, embedding: bool, loss: bool) -> list[int] | None:
+    if (layers + embedding + loss) % stages:
+        return None
+    each = (layers + embedding + loss) // stages
+    return [each - (embedding and i == 0) - (loss and i == stages - 1) for i in range(stages)]
+
+
+def _layout_string(text: str, ledger: Ledger) -> list[int] | str:
+    """Units per virtual stage of a layout such as `Et*3|(tt|)*29,m|L` (E embedding, t layer, m multi-token prediction,
+    L loss).
+    """
+    flat = text.replace(",", "").replace(" ", "")
+    while match := re.search(r"\(([^()]*)\)\*(\d+)|\(([^()]*)\)", flat):
+        flat = (
+            flat[: match.start()]
+            + (match.group(1) or "") * int(match.group(2) or 0)
+            + (match.group(3) or "")
+            + flat[match.end() :]
+        )
+    flat = re.sub(r"([EtmL|])\*(\d+)", lambda m: m.group(1) * int(m.group(2)), flat)
+    if set(flat) - set("EtmL|"):
+        ledger.problem(f"--pipeline-model-parallel-layout {text!r}: only E, t, m, L, |, (…)*n and x*n are understood")
+        return "auto"
+    if "m" in flat:
+        ledger.not_yet("multi-token prediction (m in --pipeline-model-parallel-layout)", "a layout without m")
+    return [len(stage) for stage in flat.split("|")]
+
+
+def _deepspeed_partition(method: str, layers: int, stages: int, ledger: Ledger) -> list[int] | str:
+    """DeepSpeed's partition method in units; `type:transformer|embedding` counts embedding and head too."""
+    pattern = method.lower()
+    if pattern == "type:transformer":
+        return "even"
+    if pattern == "type:transformer|embedding" and (layers + 2) % stages == 0:
+        each = (layers + 2) // stages
+        ledger.note(
+            f"--pp-partition-method {method}: {layers} layers + embedding + head = {layers + 2} units / {stages} stages"
+            f" = {each} each"
+        )
+        return [each] * stages
+    ledger.warn(
+        f"--pp-partition-method {method}: its balance of {layers} layers over {stages} stages is taken as"
+        " pipeline_layout auto"
+    )
+    return "auto"
+
+
+def _sharding(a: Arguments, ledger: Ledger) -> dict[str, Any]:
+    stage = 1 if a.has("--use-distributed-optimizer") else 0
+    strategy = a.text("--data-parallel-sharding-strategy")
+    if a.has("--use-megatron-fsdp"):
+        stages = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+        stage = stages.get(strategy or "optim_grads_params", 3)
+        ledger.note(f"--use-megatron-fsdp {strategy or 'optim_grads_params'} is zero_stage {stage}")
+    instances = a.integer("--num-distributed-optimizer-instances", 1)
+    if instances != 1:
+        ledger.not_yet(
+            f"--num-distributed-optimizer-instances {instances}", "1, one instance over all data-parallel ranks"
+        )
+    found: dict[str, Any] = {"zero_stage": stage}
+    if a.has("--use-torch-fsdp2"):
+        found = {"zero_stage": 3, "implementation": "torch-fsdp"}
+    return found
+
+
+def _batch(a: Arguments, ledger: Ledger) -> dict[str, Any]:
+    micro, whole = a.integer("--micro-batch-size"), a.integer("--global-batch-size")
+    schedule = a.text("--step-batch-size-schedule")
+    if schedule is not None:
+        final = ledger.integer(schedule.split()[-1].split(":")[-1], "--step-batch-size-schedule")
+        ledger.warn(f"--step-batch-size-schedule {schedule!r}: the forecast is for its last batch size, {final}")
+        if whole is not None and final is not None and whole != final:
+            ledger.problem(
+                f"two global batch sizes: --global-batch-size {whole} and --step-batch-size-schedule ending at {final};"
+                " keep one"
+            )
+        whole = whole or final
+    found: dict[str, Any] = {}
+    if micro is not None:
+        found["micro_batch_size"] = micro
+    if whole is not None:
+        found["global_batch_size"] = whole
+    if a.has("--rampup-batch-size"):
+        ramp = " ".join(a.given["--rampup-batch-size"])
+        ledger.warn(
+            f"--rampup-batch-size {ramp}: the forecast is for the full batch{f' {whole}' if whole else ''}, not for the"
+            " ramp"
+        )
+    return found
+
+
+def _recompute(a: Arguments, tensor: int | None, ledger: Ledger) -> dict[str, Any]:
+    granularity, method = a.text("--recompute-granularity"), a.text("--recompute-method")
+    count, modules = a.integer("--recompute-num-layers"), a.text("--recompute-modules")
+    if a.has("--recompute-activations") and granularity is None:
+        ledger.note("--recompute-activations is --recompute-granularity selective")
+        granularity = "selective"
+    found: dict[str, Any] = {"recompute": granularity or "none"}
+    if granularity not in (None, "full", "selective"):
+        ledger.problem(f"--recompute-granularity is {granularity}; it must be full or selective")
+    if granularity == "full":
+        if method is None:
+            ledger.note("--recompute-granularity full without --recompute-method: uniform is taken")
+        if method == "block":
+            found["recompute"] = {"layers": count or 1}
+        elif count is not None and count > 1:
+            ledger.warn(
+                f"--recompute-num-layers {count}: one stored input for {count} layers is forecast as one for each layer"
+            )
+    if granularity == "selective" and modules not in (None, "core_attn"):
+        ledger.not_yet(f"--recompute-modules {modules}", "--recompute-modules core_attn")
+    split = a.has("--distribute-saved-activations") | a.has("--partition-activations")
+    if split and (granularity != "full" or tensor == 1):
+        ledger.note(
+            "--partition-activations / --distribute-saved-activations has no effect without full recompute and tensor"
+            " parallelism"
+        )
+    elif split:
+        found["partition_activations"] = True
+    return found
+
+
+def _precision(a: Arguments, ledger: Ledger) -> dict[str, Any]:
+    half = [name for name in ("bf16", "fp16") if a.has(f"--{name}")]
+    if len(half) == 2:
+        ledger.problem("--bf16 and --fp16 exclude each other; keep one")
+    precision = half[0] if half else "fp32"
+    if not half:
+        ledger.note("neither --bf16 nor --fp16 is given: Megatron trains in fp32")
+    if a.has("--fp8-format") or a.has("--fp8-hybrid") or a.has("--fp8-e4m3"):
+        precision = "fp8"
+    if a.has("--fp4-format"):
+        ledger.not_yet("fp4 training (--fp4-format)", "--bf16")
+    found: dict[str, Any] = {"precision": precision}
+    wide = a.has("--accumulate-allreduce-grads-in-fp32")
+    narrow = a.has("--grad-reduce-in-bf16")
+    a.has("--main-grads-dtype")
+    if precision == "bf16" and narrow:
+        found["gradient_dtype"] = "bf16"
+    if precision == "fp16" and not wide and not a.has("--deepspeed"):
+        found |= fp16_gradients("--fp16 without --accumulate-allreduce-grads-in-fp32", ledger)
+    scale = a.number("--loss-scale")
+    if scale is not None and 0 < scale < 256:
+        ledger.warn(
+            f"--loss-scale {scale:g} is a constant factor of {scale:g}, not a power of two: if 2^{scale:g} ="
+            f" {2**scale:.0f} was meant, write that number, or leave the flag out for dynamic scaling"
+            " (--initial-loss-scale)"
+        )
+    return found
+
+
+def fp16_gradients(cause: str, ledger: Ledger) -> dict[str, Any]:
+    """Gradients kept in fp16, where the forecast knows them; fp32 with a warning until then."""
+    if supports("plan.gradient_dtype", "fp16"):
+        return {"gradient_dtype": "fp16"}
+    ledger.warn(
+        f"{cause} keeps gradients in fp16; fp16 gradients are not yet forecast, so they are taken in fp32: 2 bytes a"
+        " parameter more, and twice the bytes in the gradient all-reduce"
+    )
+    return {}
+
+
+def _attention(a: Arguments) -> dict[str, Any]:
+    backend, implementation = a.text("--attention-backend"), a.text("--transformer-impl")
+    flash = any(a.has(f"--use-flash-attn{suffix}") for suffix in ("", "-v1", "-v2", "-triton"))
+    kinds = {"flash": "flash", "fused": "cudnn", "unfused": "unfused", "local": "unfused"}
+    if backend in kinds:
+        return {"attention": kinds[backend]}
+    if implementation == "local" and not flash:
+        return {"attention": "unfused"}
+    return {"attention": "flash"} if flash else {}
+
+
+def _communication(a: Arguments) -> dict[str, Any]:
+    found: dict[str, Any] = {"overlap": a.has("--overlap-grad-reduce")}
+    a.has("--overlap-param-gather")
+    if (elements := a.integer("--ddp-bucket-size")) is not None:
+        found["bucket_mb"] = elements * BYTES_OF_FP32 / 1e6
+    return {"communication": found}
+
+
+def _offload(a: Arguments) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if a.has("--optimizer-cpu-offload") or a.has("--cpu-optimizer"):
+        found["optimizer"] = "cpu"
+        fraction = a.number("--optimizer-offload-fraction", 1.0)
+        found |= {"fraction": fraction} if fraction != 1.0 else {}
+    if (
+        a.has("--fine-grained-activation-offloading")
+        or a.integer("--cpu-offloading-num-layers", 0)
+        or a.has("--checkpoint-in-cpu")
+    ):
+        found["activations"] = "cpu"
+    remote = a.text("--remote-device")
+    if remote not in (None, "none"):
+        found["parameters"] = remote
+    return {"offload": found} if found else {}

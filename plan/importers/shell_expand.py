@@ -1,0 +1,332 @@
+"""Values of shell words: variables, defaults, arrays, arithmetic, quoting and word splitting.
+
+What cannot be known without running something (an unset variable, the output of a command, a value that depends on an
+unknown condition) becomes an *opaque* value: a marker inside the string that remembers why. Opaque values travel
+harmlessly through paths and log options; whoever needs the value of one calls `Expander.why` and gets the sentence for
+the user. Nothing is ever executed.
+"""
+
+import fnmatch
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from plan.errors import InputError
+from plan.importers.shell_arithmetic import evaluate
+
+Value = str | list[str]
+OPAQUE = re.compile("\ue000(\\d+)\ue001")
+SHELL_OWN = frozenset({"RANDOM", "SECONDS", "HOSTNAME", "PWD", "HOME", "USER", "UID", "PPID"})
+"""Variables the shell itself sets: known to exist, not known in value."""
+NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """Why a value is unknown: `detail` names the variable, command or condition."""
+
+    kind: Literal["undefined", "positional", "command", "condition", "unsupported"]
+    detail: str
+
+    def sentence(self) -> str:
+        """The reason, to follow "… is unknown: "."""
+        return {
+            "undefined": f"the variable {self.detail} is not defined in the script",
+            "positional": f"it comes from the script's argument {self.detail}",
+            "command": f"it is the output of the command {self.detail}, which is not executed",
+            "condition": f"it depends on {self.detail}",
+            "unsupported": f"the expansion {self.detail} is not supported",
+        }[self.kind]
+
+
+@dataclass(slots=True)
+class Expander:
+    """Expands raw words over `variables`; counts which variables each value was made from in `used`."""
+
+    variables: dict[str, Value] = field(default_factory=dict)
+    opaques: list[Opaque] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+
+    def opaque(
+        self, kind: Literal["undefined", "positional", "command", "condition", "unsupported"], detail: str
+    ) -> str:
+        """A marker string standing for an unknown value."""
+        entry = Opaque(kind, detail)
+        if entry not in self.opaques:
+            self.opaques.append(entry)
+        return f"\ue000{self.opaques.index(entry)}\ue001"
+
+    def why(self, text: str) -> list[Opaque]:
+        """The reasons a string is not fully known, in order; empty when it is."""
+        return [self.opaques[int(number)] for number in OPAQUE.findall(text)]
+
+    def show(self, text: str) -> str:
+        """The string as a user may read it: unknown parts as `$NAME` or `<command>`."""
+        return OPAQUE.sub(lambda m: _shown(self.opaques[int(m.group(1))]), text)
+
+    def text(self, raw: str) -> str:
+        """Expand to one string, without word splitting (assignments, heredocs, case words)."""
+        return " ".join(_Walk(self, raw, split=False).fields())
+
+    def fields(self, raw: str) -> list[str]:
+        """Expand to the fields a command receives, with word splitting of what is unquoted."""
+        return _Walk(self, raw, split=True).fields()
+
+    def heredoc(self, body: str) -> str:
+        """Expand variables in a heredoc body; quotes are plain characters there."""
+        return _Walk(self, body, split=False, here=True).joined()
+
+    def read(self, name: str) -> Value:
+        """Value of a variable, opaque when unset."""
+        self.used.add(name)
+        if name in self.variables:
+            return self.variables[name]
+        if name in "@*":
+            self.notes.append("extra arguments of the script ($@) are taken as none")
+            return []
+        if name in "#?!$-":
+            return self.opaque("unsupported", f"${name}")
+        if name in SHELL_OWN:
+            return self.opaque("command", f"${name}")
+        return self.opaque("positional", f"${name}") if name.isdigit() else self.opaque("undefined", f"${name}")
+
+    def arithmetic(self, expression: str) -> str:
+        """Value of `$(( expression ))`; unknown operands make it opaque, with their reason."""
+        text = (
+            self.text('"' + expression.replace('"', "") + '"') if "$" in expression or "`" in expression else expression
+        )
+        names: list[str] = []
+
+        def lookup(name: str) -> int:
+            value = self.read(name)
+            value = value[0] if isinstance(value, list) and value else value
+            if not isinstance(value, str) or self.why(value):
+                names.append(value if isinstance(value, str) else "")
+                return 1
+            return evaluate(value, lookup) if value.strip() else 0
+
+        if self.why(text):
+            return next(iter(OPAQUE.finditer(text))).group(0)
+        result = evaluate(text, lookup)
+        return names[0] if names else str(result)
+
+
+def _shown(entry: Opaque) -> str:
+    return entry.detail if entry.kind in ("undefined", "positional") else f"<{entry.detail}>"
+
+
+class _Walk:
+    """One pass over one raw word."""
+
+    def __init__(self, owner: Expander, raw: str, split: bool, here: bool = False) -> None:
+        self.owner, self.raw, self.split, self.here = owner, raw, split, here
+        self.at = 0
+        self.done: list[str] = []
+        self.current: list[str] = []
+        self.started = False
+
+    def joined(self) -> str:
+        self.fields()
+        return "".join(self.done)
+
+    def fields(self) -> list[str]:
+        while self.at < len(self.raw):
+            char = self.raw[self.at]
+            if char == "\\":
+                self._escape(quoted=self.here)
+            elif char == "'" and not self.here:
+                end = self.raw.index("'", self.at + 1)
+                self._literal(self.raw[self.at + 1 : end])
+                self.at = end + 1
+            elif char == '"' and not self.here:
+                self._double()
+            elif char in "$`":
+                self._spread(self._dollar(), quoted=self.here)
+            else:
+                self._literal(char)
+                self.at += 1
+        self._close()
+        return self.done
+
+    def _literal(self, text: str) -> None:
+        self.current.append(text)
+        self.started = True
+
+    def _close(self) -> None:
+        if self.started:
+            self.done.append("".join(self.current))
+        self.current, self.started = [], False
+
+    def _escape(self, quoted: bool) -> None:
+        following = self.raw[self.at + 1 : self.at + 2]
+        if following == "\n":
+            pass
+        elif quoted and following not in '$`"\\':
+            self._literal("\\" + following)
+        else:
+            self._literal(following)
+        self.at += 2
+
+    def _double(self) -> None:
+        self.at += 1
+        self.started = True
+        while self.raw[self.at] != '"':
+            char = self.raw[self.at]
+            if char == "\\":
+                self._escape(quoted=True)
+            elif char in "$`":
+                self._spread(self._dollar(), quoted=True)
+            else:
+                self._literal(char)
+                self.at += 1
+        self.at += 1
+
+    def _spread(self, value: Value, quoted: bool) -> None:
+        """Put an expanded value into the fields: arrays as several, unquoted strings split at blanks."""
+        if isinstance(value, str):
+            pieces = [value] if quoted or not self.split else _split(value)
+        elif not self.split or self.here:
+            pieces = [" ".join(value)]
+        else:
+            pieces = value if quoted else [piece for item in value for piece in _split(item)]
+        if isinstance(value, str) and not quoted and self.split:
+            if value[:1].isspace():
+                self._close()
+            self._pieces(pieces)
+            if value[-1:].isspace():
+                self._close()
+            return
+        self._pieces(pieces)
+
+    def _pieces(self, pieces: list[str]) -> None:
+        for number, piece in enumerate(pieces):
+            if number:
+                self._close()
+            self._literal(piece)
+
+    def _dollar(self) -> Value:
+        raw, start = self.raw, self.at
+        if raw[start] == "`":
+            end = raw.index("`", start + 1)
+            self.at = end + 1
+            return self._command(raw[start + 1 : end])
+        if raw.startswith("$((", start):
+            body = self._bracketed(start + 1, "(", ")")
+            if body.startswith("(") and body.endswith(")"):
+                return self.owner.arithmetic(body[1:-1])
+            return self._command(body)
+        if raw.startswith("$(", start):
+            return self._command(self._bracketed(start + 1, "(", ")"))
+        if raw.startswith("${", start):
+            return self._braced(self._bracketed(start + 1, "{", "}"))
+        match = NAME.match(raw, start + 1)
+        if not match:
+            self.at += 1
+            return "$"
+        self.at = match.end()
+        value = self.owner.read(match.group())
+        return (value[0] if value else "") if isinstance(value, list) and match.group() not in "@*" else value
+
+    def _bracketed(self, start: int, opening: str, closing: str) -> str:
+        depth = 0
+        for position in range(start, len(self.raw)):
+            depth += (self.raw[position] == opening) - (self.raw[position] == closing)
+            if depth == 0:
+                self.at = position + 1
+                return self.raw[start + 1 : position]
+        raise InputError(f"{self.raw[start:]!r}: {opening} is never closed")
+
+    def _command(self, command: str) -> Value:
+        words = command.split()
+        if words == ["pwd"]:
+            return "."
+        if words[:1] == ["echo"] and not any(sign in command for sign in "|;&<>"):
+            return " ".join(" ".join(self.owner.fields(word)) for word in words[1:] if word != "-n")
+        if words[:1] == ["expr"]:
+            return self.owner.arithmetic(" ".join(words[1:]).replace("\\*", "*"))
+        return self.owner.opaque("command", " ".join(words))
+
+    def _braced(self, body: str) -> Value:
+        if body.startswith("#") and len(body) > 1:
+            value = self._element(body[1:])
+            return str(len(value)) if not isinstance(value, str) or not self.owner.why(value) else value
+        match = re.match(r"(!?)([A-Za-z_]\w*|[0-9@*]+)(\[[^\]]*\])?(.*)$", body, re.DOTALL)
+        if not match:
+            return self.owner.opaque("unsupported", "${" + body + "}")
+        indirect, name, index, operation = match.groups()
+        if indirect:
+            target = self.owner.read(name)
+            if operation or index or not isinstance(target, str) or self.owner.why(target):
+                return self.owner.opaque("unsupported", "${" + body + "}")
+            return self.owner.read(target)
+        value = self._element(name + (index or ""))
+        return _operate(self.owner, name, value, operation) if operation else value
+
+    def _element(self, reference: str) -> Value:
+        name, _, index = reference.partition("[")
+        index = index.rstrip("]")
+        if not index:
+            value = self.owner.read(name)
+            return (value[0] if value else "") if isinstance(value, list) and name not in "@*" else value
+        value = self.owner.read(name)
+        items = [value] if isinstance(value, str) else value
+        if index in "@*":
+            return items
+        place = self.owner.arithmetic(index)
+        if self.owner.why(place):
+            return place
+        return items[int(place)] if -len(items) <= int(place) < len(items) else ""
+
+
+def _split(value: str) -> list[str]:
+    return value.split()
+
+
+def _operate(owner: Expander, name: str, value: Value, operation: str) -> Value:
+    """`${name operation}` for the operations scripts use; anything else is opaque."""
+    unset = name not in owner.variables and not (isinstance(value, list) and value)
+    if match := re.match(r"(:?)([-=?+])(.*)$", operation, re.DOTALL):
+        colon, sign, word = match.groups()
+        missing = unset or (bool(colon) and value in ("", []))
+        if sign == "+":
+            return "" if missing else owner.text(word)
+        if not missing:
+            return value
+        if sign == "?":
+            return owner.opaque("undefined", f"${name}")
+        default = owner.text(word)
+        if sign == "=":
+            owner.variables[name] = default
+        return default
+    if not isinstance(value, str):
+        return owner.opaque("unsupported", "${" + name + operation + "}")
+    if owner.why(value):
+        return value
+    if match := re.match(r"(%%|%|##|#)(.*)$", operation, re.DOTALL):
+        return _trim(value, match.group(1), owner.text(match.group(2)))
+    if match := re.match(r"//?([^/]*)/?(.*)$", operation, re.DOTALL):
+        pattern, replacement = owner.text(match.group(1)), owner.text(match.group(2))
+        found = re.compile(fnmatch.translate(pattern).removesuffix(r"\z").removesuffix(r"\Z"))
+        return found.sub(replacement.replace("\\", r"\\"), value, count=0 if operation.startswith("//") else 1)
+    if match := re.match(r":\s*(-?\d+)(?::\s*(-?\d+))?$", operation):
+        start = int(match.group(1))
+        end = (
+            None
+            if match.group(2) is None
+            else (start + int(match.group(2)) if int(match.group(2)) >= 0 else int(match.group(2)))
+        )
+        return value[start:end]
+    if operation in ("^^", ",,"):
+        return value.upper() if operation == "^^" else value.lower()
+    return owner.opaque("unsupported", "${" + name + operation + "}")
+
+
+def _trim(value: str, sign: str, pattern: str) -> str:
+    """Remove the shortest or longest match of a glob from the front (#) or the back (%)."""
+    cuts = range(len(value) + 1)
+    if sign.startswith("#"):
+        order = cuts if sign == "#" else reversed(cuts)
+        return next((value[cut:] for cut in order if fnmatch.fnmatchcase(value[:cut], pattern)), value)
+    order = reversed(cuts) if sign == "%" else cuts
+    return next((value[:cut] for cut in order if fnmatch.fnmatchcase(value[cut:], pattern)), value)

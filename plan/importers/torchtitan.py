@@ -1,0 +1,290 @@
+"""torchtitan configurations: TOML of three generations, and the `--section.key=value` overrides of its command line.
+
+    translate(tomllib.loads(text), ledger, world=64)  ->  {"model": ..., "plan": ..., ...}
+
+Old names are first rewritten to those of torchtitan 0.2 (`RENAMED`), so that one translation serves all generations.
+Unknown tables and keys are warnings: many files come from forks.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from plan.importers.ledger import Ledger, nearest
+
+RENAMED = {
+    "training.batch_size": "training.local_batch_size",
+    "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
+    "training.data_parallel_shard_degree": "parallelism.data_parallel_shard_degree",
+    "training.data_parallel_replicate_degree": "parallelism.data_parallel_replicate_degree",
+    "training.tensor_parallel_degree": "parallelism.tensor_parallel_degree",
+    "training.sequence_parallel_degree": "parallelism.tensor_parallel_degree",
+    "training.compile": "compile.enable",
+    "training.fp8_linear": "float8.enable_float8_linear",
+    "training.enable_float8_linear": "float8.enable_float8_linear",
+    "experimental.pipeline_parallel_degree": "parallelism.pipeline_parallel_degree",
+    "experimental.pipeline_parallel_schedule": "parallelism.pipeline_parallel_schedule",
+    "experimental.pipeline_parallel_microbatches": "parallelism.num_pp_microbatches",
+    "experimental.context_parallel_degree": "parallelism.context_parallel_degree",
+    "experimental.enable_async_tensor_parallel": "parallelism.enable_async_tensor_parallel",
+    "training.warmup_steps": "lr_scheduler.warmup_steps",
+    "optimizer.name_or_class": "optimizer.name",
+    "training.num_tokens_per_dp_rank": "training.num_tokens_per_microbatch_per_dp_rank",
+    "num_tokens_per_dp_rank": "training.num_tokens_per_microbatch_per_dp_rank",
+    "num_tokens_per_step": "training.num_tokens_per_train_step",
+    "training.num_tokens_per_step": "training.num_tokens_per_train_step",
+    "training.max_context_length": "training.seq_len",
+}
+READ = frozenset(
+    """training.local_batch_size training.global_batch_size training.seq_len training.steps training.max_norm
+    training.mixed_precision_param training.mixed_precision_reduce training.dtype training.enable_cpu_offload
+    training.num_tokens_per_microbatch_per_dp_rank training.num_tokens_per_train_step
+    parallelism.data_parallel_replicate_degree parallelism.data_parallel_shard_degree
+    parallelism.fsdp_reshard_after_forward parallelism.tensor_parallel_degree parallelism.enable_async_tensor_parallel
+    parallelism.pipeline_parallel_degree parallelism.pipeline_parallel_schedule
+    parallelism.pipeline_parallel_microbatch_size parallelism.num_pp_microbatches parallelism.context_parallel_degree
+    parallelism.expert_parallel_degree activation_checkpoint.mode activation_checkpoint.selective_ac_option
+    float8.enable_float8_linear model.name model.flavor model.converters optimizer.name optimizer.lr optimizer.eps
+    optimizer.beta1 optimizer.beta2 optimizer.weight_decay lr_scheduler.warmup_steps lr_scheduler.decay_type
+    lr_scheduler.min_lr_factor checkpoint.interval checkpoint.enable debug.seed training.seed
+    compile.enable""".split()
+)
+NO_EFFECT = frozenset(
+    """job profiling metrics comm debug checkpoint validation fault_tolerance experimental.custom_import
+    model.hf_assets_path model.tokenizer_path model.norm_type training.dataset training.dataset_path training.gc_freq
+    training.deterministic compile optimizer.implementation optimizer.fused optimizer.early_step_in_backward
+    lr_scheduler.decay_ratio lr_scheduler.lr_min memory_estimation parallelism.disable_loss_parallel
+    parallelism.context_parallel_rotate_method parallelism.pipeline_parallel_split_points
+    activation_checkpoint.early_stop parallelism.pipeline_parallel_first_stage_less_layers
+    experimental.pipeline_parallel_split_points
+    parallelism.pipeline_parallel_last_stage_less_layers float8 quantize.linear.float8 symm_mem_recipe""".split()
+)
+FLAVORS = {
+    ("llama3", "8B"): "llama-3-8b",
+    ("llama3", "70B"): "llama-3-70b",
+    ("llama3", "405B"): "llama-3-405b",
+    ("llama2", "7B"): "llama-2-7b",
+    ("llama2", "13B"): "llama-2-13b",
+    ("llama2", "70B"): "llama-2-70b",
+}
+SCHEDULES = {"1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved-1f1b"}
+DTYPES = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
+
+
+def is_torchtitan(tables: Mapping[str, Any]) -> bool:
+    """Whether parsed TOML looks like torchtitan's."""
+    return bool({"training", "parallelism", "model"} & set(tables)) and not {"plan", "cluster"} & set(tables)
+
+
+def flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in tables.items():
+        path = f"{prefix}{key}"
+        flat |= flatten(value, f"{path}.") if isinstance(value, Mapping) else {path: value}
+    return flat
+
+
+def translate(tables: Mapping[str, Any], ledger: Ledger, world: int | None = None) -> dict[str, Any]:
+    """Model, plan, optimizer, train and checkpoint sections; `world` (GPUs) settles data parallelism."""
+    keys = _renamed(flatten(tables), ledger)
+    plan = _plan(keys, ledger)
+    ranks = _data_parallel(keys, plan, world, ledger)
+    length = _whole(keys, "training.seq_len", ledger) or 2048
+    plan |= _batch(keys, plan, length, ranks, ledger)
+    run: dict[str, Any] = {"model": _model(keys, length, ledger), "plan": plan}
+    run |= _training(keys, ledger)
+    return run
+
+
+def _renamed(keys: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    without: list[str] = []
+    for key, value in keys.items():
+        new = RENAMED.get(key, key)
+        if new != key:
+            ledger.note(f"torchtitan key {key} is an old or new name of {new}")
+        if new in result and result[new] != value:
+            ledger.problem(f"two values of {new}: {result[new]} and {value} (as {key}); keep one")
+        result[new] = value
+        if new not in READ:
+            table = new.rsplit(".", 1)[0]
+            if new in NO_EFFECT or table in NO_EFFECT or new.split(".")[0] in NO_EFFECT:
+                without.append(new)
+            else:
+                tables = {each.split(".")[0] for each in READ | NO_EFFECT}
+                kind = (
+                    "torchtitan key" if new.split(".")[0] in tables else f"torchtitan table [{new.split('.')[0]}], key"
+                )
+                hint = nearest(new.rsplit(".", 1)[-1], [each.rsplit(".", 1)[-1] for each in READ])
+                full = next((each for each in sorted(READ) if hint and each.endswith(f".{hint}")), None)
+                (ledger.problem if ledger.strict else ledger.warn)(
+                    f"unknown {kind} {new}: it is not applied" + (f"; did you mean {full}?" if full else "")
+                )
+    ledger.no_effect(without, "torchtitan keys")
+    return result
+
+
+def _plan(keys: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
+    tensor = _whole(keys, "parallelism.tensor_parallel_degree", ledger) or 1
+    pipeline = _whole(keys, "parallelism.pipeline_parallel_degree", ledger) or 1
+    plan: dict[str, Any] = {
+        "implementation": "torch-fsdp",
+        "tensor_parallel": tensor,
+        "pipeline_parallel": pipeline,
+        "zero_stage": 3,
+    }
+    if tensor > 1:
+        plan["sequence_parallel"] = True
+        ledger.note("torchtitan's tensor parallelism always splits the sequence too: sequence_parallel true")
+    if (context := _whole(keys, "parallelism.context_parallel_degree", ledger) or 1) > 1:
+        plan["context_parallel"] = context
+    if (experts := _whole(keys, "parallelism.expert_parallel_degree", ledger) or 1) > 1:
+        plan["expert_parallel"] = experts
+    if keys.get("parallelism.enable_async_tensor_parallel"):
+        ledger.not_yet("asynchronous tensor parallelism", "enable_async_tensor_parallel false")
+    schedule = str(keys.get("parallelism.pipeline_parallel_schedule", "1F1B"))
+    if pipeline > 1 and schedule.lower() in SCHEDULES:
+        plan["schedule"] = SCHEDULES[schedule.lower()]
+        if plan["schedule"] == "interleaved-1f1b":
+            plan["virtual_pipeline"] = 2
+            ledger.note("Interleaved1F1B: two stages a rank, torchtitan's default")
+    elif pipeline > 1:
+        ledger.not_yet(f"pipeline_parallel_schedule {schedule}", "1F1B or Interleaved1F1B")
+    reshard = str(keys.get("parallelism.fsdp_reshard_after_forward", "default"))
+    plan["zero"] = {"reshard": reshard == "always" or (reshard == "default" and pipeline == 1)}
+    if keys.get("training.enable_cpu_offload"):
+        plan["offload"] = {"optimizer": "cpu", "parameters": "cpu"}
+    plan |= _recompute(keys, ledger)
+    param = str(keys.get("training.mixed_precision_param", "bfloat16"))
+    plan["precision"] = DTYPES.get(param, "bf16")
+    plan["gradient_dtype"] = DTYPES.get(str(keys.get("training.mixed_precision_reduce", "float32")), "fp32")
+    if keys.get("float8.enable_float8_linear") or "float8" in str(keys.get("model.converters", "")):
+        plan["precision"] = "fp8"
+    return plan
+
+
+def _recompute(keys: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
+    mode = str(keys.get("activation_checkpoint.mode", "selective"))
+    option = str(keys.get("activation_checkpoint.selective_ac_option", "op"))
+    if mode == "selective" and option.isdigit() and int(option) > 1:
+        ledger.not_yet(
+            f"recompute of every {option}th layer (selective_ac_option {option!r})",
+            "mode full or selective_ac_option op",
+        )
+    if mode not in ("none", "full", "selective"):
+        ledger.not_yet(f"activation_checkpoint.mode {mode}", "none, selective or full")
+        mode = "none"
+    return {"recompute": mode}
+
+
+def _data_parallel(keys: Mapping[str, Any], plan: Mapping[str, Any], world: int | None, ledger: Ledger) -> int | None:
+    """Data-parallel ranks: shard × replicate, with -1 (rest of the world) settled where the world is known."""
+    shard = _whole(keys, "parallelism.data_parallel_shard_degree", ledger)
+    copies = _whole(keys, "parallelism.data_parallel_replicate_degree", ledger) or 1
+    if copies > 1:
+        ledger.not_yet(f"hybrid sharding (data_parallel_replicate_degree {copies})", "data_parallel_replicate_degree 1")
+    if shard is not None and shard > 0:
+        return shard * copies
+    share: int = plan["tensor_parallel"] * plan["pipeline_parallel"] * plan.get("context_parallel", 1)
+    if world is None or world % share:
+        return None
+    ledger.note(f"data_parallel {world // share} = {world} GPUs / {share} (tensor × pipeline × context)")
+    return world // share
+
+
+def _batch(
+    keys: Mapping[str, Any], plan: Mapping[str, Any], length: int, ranks: int | None, ledger: Ledger
+) -> dict[str, Any]:
+    local, whole = _whole(keys, "training.local_batch_size", ledger), _whole(keys, "training.global_batch_size", ledger)
+    per_rank, per_step = (
+        _whole(keys, f"training.num_tokens_per_{name}", ledger) for name in ("microbatch_per_dp_rank", "train_step")
+    )
+    if per_rank is not None and local is None:
+        local = _sequences(per_rank, length, "num_tokens_per_microbatch_per_dp_rank", ledger)
+    if per_step is not None and per_step > 0 and whole is None:
+        whole = _sequences(per_step, length, "num_tokens_per_train_step", ledger)
+    if local is None:
+        local = 8
+        ledger.note("local_batch_size is not given: torchtitan's default 8")
+    micro = local
+    if plan["pipeline_parallel"] > 1:
+        count = _whole(keys, "parallelism.num_pp_microbatches", ledger)
+        micro = (
+            local // count if count else _whole(keys, "parallelism.pipeline_parallel_microbatch_size", ledger)
+        ) or 1
+        ledger.note(f"with a pipeline the local batch {local} is cut into micro-batches of {micro}")
+    found: dict[str, Any] = {"micro_batch_size": micro}
+    if whole is not None and whole > 0:
+        found["global_batch_size"] = whole
+        if ranks and whole % (local * ranks):
+            ledger.problem(
+                f"global batch {whole} is not a multiple of local batch {local} × {ranks} data-parallel ranks ="
+                f" {local * ranks}"
+            )
+    elif ranks:
+        found["global_batch_size"] = local * ranks
+        ledger.note(f"global batch {local * ranks} = local batch {local} × {ranks} data-parallel ranks")
+    elif micro != local:
+        ledger.problem(
+            "the global batch is local batch × data-parallel ranks, but the number of GPUs is not known; give --cluster"
+            " PRESET --nodes N"
+        )
+    return found
+
+
+def _sequences(tokens: int, length: int, where: str, ledger: Ledger) -> int:
+    if tokens % length:
+        ledger.problem(
+            f"{where} {tokens} is not a multiple of seq_len {length} (nearest"
+            f" {max(1, round(tokens / length)) * length})"
+        )
+    return max(1, tokens // length)
+
+
+def _model(keys: Mapping[str, Any], length: int, ledger: Ledger) -> dict[str, Any]:
+    name, flavor = str(keys.get("model.name", "")), str(keys.get("model.flavor", ""))
+    known = {(family.lower(), size.lower()): preset for (family, size), preset in FLAVORS.items()}
+    preset = known.get((name.lower().replace("_", "").replace("3.1", "3"), flavor.lower()))
+    if preset is None:
+        return {}
+    return {"preset": preset, "seq_length": length}
+
+
+def _training(keys: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
+    name = str(keys.get("optimizer.name", "AdamW"))
+    if name.lower() not in ("adamw", "adam"):
+        ledger.not_yet(f"the optimizer {name}", "AdamW")
+    rate = ledger.number(keys.get("optimizer.lr", 8e-4), "optimizer.lr")
+    steps = _whole(keys, "training.steps", ledger) or 10000
+    warmup = _whole(keys, "lr_scheduler.warmup_steps", ledger)
+    factor = ledger.number(keys.get("lr_scheduler.min_lr_factor", 0.0), "lr_scheduler.min_lr_factor")
+    decay = str(keys.get("lr_scheduler.decay_type", "linear"))
+    schedule = {
+        "kind": decay if decay in ("linear", "cosine") else "constant",
+        "warmup_steps": min(200 if warmup is None else warmup, steps - 1),
+        "decay_steps": steps,
+        "min_lr": (rate or 0) * (factor or 0),
+    }
+    betas = [
+        ledger.number(keys.get(f"optimizer.beta{i}", value), f"optimizer.beta{i}") for i, value in ((1, 0.9), (2, 0.95))
+    ]
+    optimizer = {
+        "name": "adamw",
+        "lr": rate,
+        "betas": betas,
+        "eps": ledger.number(keys.get("optimizer.eps", 1e-8), "optimizer.eps"),
+        "weight_decay": ledger.number(keys.get("optimizer.weight_decay", 0.1), "optimizer.weight_decay"),
+        "clip_norm": ledger.number(keys.get("training.max_norm", 1.0), "training.max_norm"),
+        "schedule": schedule,
+    }
+    run: dict[str, Any] = {"optimizer": optimizer, "train": {"steps": steps}}
+    seed = keys.get("debug.seed", keys.get("training.seed"))
+    if seed is not None:
+        run["train"]["seed"] = ledger.integer(seed, "seed")
+    if keys.get("checkpoint.enable") and "checkpoint.interval" in keys:
+        run["checkpoint"] = {"every": ledger.integer(keys["checkpoint.interval"], "checkpoint.interval")}
+    return run
+
+
+def _whole(keys: Mapping[str, Any], key: str, ledger: Ledger) -> int | None:
+    return ledger.integer(keys[key], key) if key in keys else None
