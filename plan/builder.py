@@ -1,9 +1,9 @@
 """Builds one block: emits instructions in host order and finds their waits, frees and memory by itself.
 
-A wait is added exactly where a read or write crosses streams and is not already ordered. Ordering is known through a small
-vector clock: for each instruction, the last instruction of every stream (and the set of in-ports) that is finished when it
-starts. Frees are placed at the first compute instruction that is already ordered after every access, so they never add a
-wait (a weight gradient that freed what a reduce-scatter still reads would lose the overlap).
+A wait is added exactly where a read or write crosses streams and is not already ordered. Ordering is known through a
+small vector clock: for each instruction, the last instruction of every stream (and the set of in-ports) that is
+finished when it starts. Frees are placed at the first compute instruction that is already ordered after every access,
+so they never add a wait (a weight gradient that freed what a reduce-scatter still reads would lose the overlap).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from plan.program import Block, Buffer, Comm, Instruction, KernelCall, Phase, PortIn, PortOut, Stream
-
 
 
 @dataclass(slots=True)
@@ -118,7 +117,9 @@ class BlockBuilder:
         priority: int = 0,
         host_sync: bool = False,
     ) -> int:
-        """Append an instruction; `after` are waits (local ids, or -1 - port) wanted besides those its buffers ask for."""
+        """Append an instruction; `after` are waits (local ids, or -1 - port) wanted besides those its buffers ask
+        for.
+        """
         index = len(self.instructions)
         clock = self._start_clock(stream)
         waits = self._waits(stream, clock, self._dependencies(reads, writes), after)
@@ -127,7 +128,22 @@ class BlockBuilder:
         self._clocks.append(clock)
         self._tail[stream] = index
         self.instructions.append(
-            Instruction(phase, kind, unit, piece, stream, body, comm, waits, reads, writes, (), transient_bytes, priority, host_sync)
+            Instruction(
+                phase,
+                kind,
+                unit,
+                piece,
+                stream,
+                body,
+                comm,
+                waits,
+                reads,
+                writes,
+                (),
+                transient_bytes,
+                priority,
+                host_sync,
+            )
         )
         return index
 
@@ -141,7 +157,7 @@ class BlockBuilder:
         # Ports added since this stream's first instruction are known too when they ran on the same stream.
         clock.ports |= sum(1 << k for k, s in enumerate(self._port_stream) if s == stream)
         waits: list[int] = []
-        for need in sorted(set((*needs, *after)), reverse=True):
+        for need in sorted({*needs, *after}, reverse=True):
             if need < 0:
                 if clock.ports >> (-1 - need) & 1:
                     continue
@@ -154,7 +170,9 @@ class BlockBuilder:
         return tuple(sorted(waits))
 
     def _key(self, ref: int) -> int | str:
-        """Storage identity: successive tenants of a slot share it; a view shares it with nobody (its base is ordered by the step)."""
+        """Storage identity: successive tenants of a slot share it; a view shares it with nobody (its base is ordered
+        by the step).
+        """
         if ref >= 0 and self.buffers[ref].slot is not None and ref not in self._port_of:
             return str(self.buffers[ref].slot)
         return ref
@@ -196,7 +214,13 @@ class BlockBuilder:
         self._place_frees()
         net, peak = self._memory()
         return Block(
-            self.name, tuple(self.instructions), tuple(self.buffers), tuple(self.ports_in), tuple(self.ports_out), net, peak
+            self.name,
+            tuple(self.instructions),
+            tuple(self.buffers),
+            tuple(self.ports_in),
+            tuple(self.ports_out),
+            net,
+            peak,
         )
 
     def _place_frees(self) -> None:

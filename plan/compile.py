@@ -2,23 +2,24 @@
 
     plan.load → Run → compile → StepProgram → (simulator | trainer)
 
-`plan.pieces` says what a unit does, `plan.schedules` in what order a stage computes, `plan.compile_stage` puts both into blocks
-and calls; this file lays out ranks and groups and joins the stages. It never looks at a cost.
+`plan.pieces` says what a unit does, `plan.schedules` in what order a stage computes, `plan.compile_stage` puts both
+into blocks and calls; this file lays out ranks and groups and joins the stages. It never looks at a cost.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from plan.compile_stage import StageCompiler
+from plan.compile_calls import CallPlacer
+from plan.compile_stage import StageBlocks, Units
 from plan.hashing import program_hash
 from plan.layout import layout
 from plan.model import Model
 from plan.parallel import Plan
 from plan.program import Group, RankProgram, StepProgram
 from plan.run import Run
-from plan.schedules import placements
-from plan.shapes import extents
+from plan.schedules import Placement, placements
+from plan.shapes import Extents, extents
 
 
 def compile_run(run: Run) -> StepProgram:
@@ -30,8 +31,7 @@ def compile_plan(model: Model, plan: Plan) -> StepProgram:
     """The step program of `model` under `plan`."""
     e, units, placed = extents(model, plan), layout(model, plan), placements(plan)
     classes = tuple(
-        StageCompiler(model, plan, e, units[stage], placed[stage], stage).compile()
-        for stage in range(plan.pipeline_parallel)
+        _stage(model, plan, e, units[stage], placed[stage], stage) for stage in range(plan.pipeline_parallel)
     )
     program = StepProgram(
         classes=classes,
@@ -41,6 +41,19 @@ def compile_plan(model: Model, plan: Plan) -> StepProgram:
         rules=implementation_rules(plan),
     )
     return replace(program, hash=program_hash(program))
+
+
+def _stage(model: Model, plan: Plan, e: Extents, units: Units, placement: Placement, stage: int) -> RankProgram:
+    batched = plan.implementation == "megatron" and plan.schedule == "1f1b" and plan.virtual_pipeline == 1
+    blocks = StageBlocks(model, plan, e, units, placement.slots, stage, batched)
+    blocks.compile()
+    placer = CallPlacer(blocks, placement)
+    placer.open()
+    if batched:
+        placer.batched()
+    else:
+        placer.separate()
+    return placer.program()
 
 
 def coordinates(plan: Plan, rank: int) -> dict[str, int]:

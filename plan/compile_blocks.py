@@ -2,7 +2,8 @@
 
 A forward block takes the chunk's input from a receive (or loads tokens), and hands over its output and everything
 backward reads. A backward block takes those, runs recompute instructions (phase R) where the plan asks, and hands the
-gradient of the chunk's input to a send. `Scope` maps a unit's tensor names to buffers; `w:`, `g:` and `s:` names are rank-wide.
+gradient of the chunk's input to a send. `Scope` maps a unit's tensor names to buffers; `w:`, `g:` and `s:` names are
+rank-wide.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from plan.builder import BlockBuilder
 from plan.pieces import Move, Step, TensorSpec, Unit, Work, saved_names
 from plan.program import Block, Buffer, Comm, KernelCall, Phase, Stream, rank_wide
+
 
 @dataclass(frozen=True, slots=True)
 class UnitPlan:
@@ -31,7 +33,7 @@ def unit_plan(unit: Unit, number: int, recompute: str) -> UnitPlan:
     if recompute == "full":
         kept = (unit.source,)
     elif recompute == "selective":
-        kept = tuple(n for n in saved if n not in ("o", "lse"))
+        kept = tuple(n for n in saved if n not in ("o", "lse", "mask.p", "dropped"))
     missing = {n for n in saved if n not in kept}
     return UnitPlan(unit, number, kept, _slice(unit, missing, set(kept)))
 
@@ -61,7 +63,9 @@ class Rings:
         self._next = {}
 
     def slot(self, name: str, spec: TensorSpec) -> str:
-        """The slot of the next tenant: names differ by digits and end in f (gathered), g (gathered again) or r (reduced)."""
+        """The slot of the next tenant: names differ by digits and end in f (gathered), g (gathered again) or r
+        (reduced).
+        """
         stem = "".join(c for c in name[:-1] if not c.isdigit())
         family = f"{stem}.{'scatter' if name[-1] == 'r' else 'gather'}"
         turn = self._next.get(family, 0)
@@ -77,7 +81,9 @@ class Rings:
 
     def buffers(self) -> list[Buffer]:
         """The slots as rank-wide buffers."""
-        return [Buffer(s.shape, s.dtype, "comm" if n.startswith("recv") else "gather", n, n) for n, s in self.sizes.items()]
+        return [
+            Buffer(s.shape, s.dtype, "comm" if n.startswith("recv") else "gather", n, n) for n, s in self.sizes.items()
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +104,12 @@ class StageNames:
 
 
 class ChunkCompiler:
-    """Emits units into a builder. One instance a block; `after_grad(param name, builder)` is called after the instruction
-    that makes the chunk's contribution to a parameter's gradient."""
+    """Emits units into a builder. One instance a block; `after_grad(param name, builder)` is called after the
+    instruction that makes the chunk's contribution to a parameter's gradient."""
 
-    def __init__(self, builder: BlockBuilder, names: StageNames, rings: Rings, wait_weights: dict[int, int] | None = None) -> None:
+    def __init__(
+        self, builder: BlockBuilder, names: StageNames, rings: Rings, wait_weights: dict[int, int] | None = None
+    ) -> None:
         self.builder = builder
         self.names = names
         self.rings = rings
@@ -172,16 +180,43 @@ class ChunkCompiler:
         return buffer
 
 
-def transfer_block(name: str, kind: str, unit: int, phase: Phase, stream: Stream, comm: Comm, spec: Buffer) -> Block:
+def transfer_block(
+    name: str, kind: str, unit: int, phase: Phase, stream: Stream, comm: Comm, spec: Buffer, host_sync: bool = False
+) -> Block:
     """A block of one send or receive. A receive's in-port is the last reader of its slot; a send's is what it sends."""
     builder, piece = BlockBuilder(name), "x" if phase == "F" else "d"
+    reads: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
     if kind == "RECV":
-        free = builder.take("free", "compute", None)
+        after = (-1 - builder.take("free", "compute", None),)
         buffer = builder.buffer(spec)
-        builder.emit(phase, kind, unit, piece, stream, (), (buffer,), comm=comm, after=(-1 - free,), priority=1)
-        builder.give("received", buffer)
+        writes = (buffer,)
     else:
         buffer = builder.take("payload", "compute", spec)
-        builder.emit(phase, kind, unit, piece, stream, (buffer,), (), comm=comm, priority=1)
-        builder.give("sent", buffer, 0)
+        reads = (buffer,)
+    builder.emit(
+        phase, kind, unit, piece, stream, reads, writes, comm=comm, after=after, priority=1, host_sync=host_sync
+    )
+    builder.give("received" if kind == "RECV" else "sent", buffer, 0)
+    return builder.finish()
+
+
+def exchange_block(
+    name: str, unit: int, phase: Phase, stream: Stream, comm: Comm, payload: Buffer, slot: Buffer
+) -> Block:
+    """A block of one batched pair: sends the payload, receives into the slot, and blocks the host until both are
+    done.
+    """
+    builder = BlockBuilder(name)
+    free = builder.take("free", "compute", None)
+    sent = builder.take("payload", "compute", payload)
+    received = builder.buffer(slot)
+    piece = "x.d" if phase == "F" else "d.x"
+    builder.emit(
+        phase, "XCHG", unit, piece, stream, (sent,), (received,),
+        comm=comm, after=(-1 - free,), priority=1, host_sync=True,
+    )  # fmt: skip
+    builder.give("sent", sent, 0)
+    builder.give("received", received, 0)
     return builder.finish()

@@ -2,15 +2,15 @@
 
 `open`: ZERO clears main gradients and the running loss; under ZeRO one all-gather a bucket brings the weights that the
 last STEP changed, in the order in which forward needs them (reverse bucket order).
-`close`, in order: reductions that were not overlapped → sum of replicated gradients over `tp` (sequence parallelism) → sum of
-tied gradients over `embed` → loss over `dp` → NORM → its sum over `model` (under ZeRO over `world`) → STEP of each bucket →
-LOSS, where the host reads loss and gradient norm.
+`close`, in order: reductions that were not overlapped → sum of replicated gradients over `tp` (sequence parallelism) →
+sum of tied gradients over `embed` → loss over `dp` → NORM → its sum over `model` (under ZeRO over `world`) → STEP of
+each bucket → LOSS, where the host reads loss and gradient norm.
 
-Positional order. ZERO "grads": reads = writes = (gradient flats in bucket order…, loss). NORM "norm": reads (reduced gradient of
-each bucket…, loss), writes (stats,) = [Σ norm_weight·sum of squares, loss share]. STEP "adamw", unit = bucket: reads (stats,
-reduced gradient, master, exp_avg, exp_avg_sq, weights), writes the last four (weights once if they are the master).
-The loss share is loss / tp on the stage that holds the head and 0 elsewhere, so that its plain sum is the global mean loss; without
-ZeRO the loss was summed over `dp` before, because `model` leaves dp out.
+Positional order. ZERO "grads": reads = writes = (gradient flats in bucket order…, loss). NORM "norm": reads (reduced
+gradient of each bucket…, loss), writes (stats,) = [Σ norm_weight·sum of squares, loss share]. STEP "adamw", unit =
+bucket: reads (stats, reduced gradient, master, exp_avg, exp_avg_sq, weights), writes the last four (weights once if
+they are the master). The loss share is loss / tp on the stage that holds the head and 0 elsewhere, so that its plain
+sum is the global mean loss; without ZeRO the loss was summed over `dp` before, because `model` leaves dp out.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def reduce_bucket(builder: BlockBuilder, plan: Plan, bucket: Bucket, after: int)
 
 @dataclass(slots=True)
 class _Close:
-    """The block being built, and what its communications must wait for: earlier compute (`tail`), reduced buckets (`done`)."""
+    """The block being built, and what its communications must wait for: earlier compute (`tail`), reduced buckets
+    (`done`).
+    """
 
     builder: BlockBuilder
     plan: Plan
@@ -77,8 +79,8 @@ class _Close:
 def close_block(
     plan: Plan, parameters: Parameters, loss: int, has_head: bool, reduced: list[str], sends: list[Stream], edge: Buffer
 ) -> Block:
-    """The end of the step. In-ports: `tail` (the last backward), `reduced` tokens of overlapped buckets, and one payload for
-    each send still out."""
+    """The end of the step. In-ports: `tail` (the last backward), `reduced` tokens of overlapped buckets, and one
+    payload for each send still out."""
     builder = BlockBuilder("close")
     tail = -1 - builder.take("tail", "compute", None)
     close = _Close(builder, plan, parameters, tail, [-1 - builder.take(name, "dp", None) for name in reduced])
@@ -112,9 +114,13 @@ def _finish_gradients(close: _Close) -> None:
     plan = close.plan
     for bucket in close.parameters.buckets:
         if bucket.kind == "replicated" and plan.sequence_parallel:
-            close.sum(("AR", "replicated"), bucket.index, "tp", bucket.reduced_buffer, bucket.shard_numel, plan.gradient_dtype)
+            close.sum(
+                ("AR", "replicated"), bucket.index, "tp", bucket.reduced_buffer, bucket.shard_numel, plan.gradient_dtype
+            )
         if bucket.kind == "tied" and plan.pipeline_parallel > 1:
-            close.sum(("AR", "tied"), bucket.index, "embed", bucket.reduced_buffer, bucket.shard_numel, plan.gradient_dtype)
+            close.sum(
+                ("AR", "tied"), bucket.index, "embed", bucket.reduced_buffer, bucket.shard_numel, plan.gradient_dtype
+            )
 
 
 def _norm(close: _Close, loss: int) -> None:

@@ -1,7 +1,7 @@
 """The operators: every kernel a step may call, with the bytes it must move and the FLOPs it must do.
 
-Calibration times these names, the simulator prices them, `kernels.registry` binds them to functions, and the trainer runs
-those. Bytes are the fewest a single pass over device memory can move (inputs once, outputs once); FLOPs count a
+Calibration times these names, the simulator prices them, `kernels.registry` binds them to functions, and the trainer
+runs those. Bytes are the fewest a single pass over device memory can move (inputs once, outputs once); FLOPs count a
 multiply-add as two. `e` is the element size of the call's dtype; statistics, losses and optimizer state are fp32
 (fp64 in fp64 runs) and are counted as such.
 
@@ -15,8 +15,8 @@ Shapes, by operator (a `variant` never changes them):
     swiglu_*        (rows, ffn)               gate and up are the two halves of one (rows, 2 ffn) tensor
     gelu_*          (rows, ffn)               variant "bias": adds a bias first
     rope_*          (tokens, heads, d)        in place; heads = query plus key heads
-    add             (n,)                      residual; variants "", "bias", "dropout", "bias+dropout" (width in shape[1])
-    add_backward    (rows, width)             variants as add
+    add             (n,)                      residual; variants "", "bias", "dropout", "bias+dropout" (width in
+    shape[1]) add_backward    (rows, width)             variants as add
     bias_grad       (rows, width)
     embedding_*     (tokens, width, rows of the local table)
     position_*      (tokens, width)
@@ -129,7 +129,9 @@ def _copy_bytes(call: KernelCall) -> int:
 
 
 def _adamw_bytes(call: KernelCall) -> int:
-    """Gradient read; parameter, exp_avg and exp_avg_sq read and written; the low-precision copy written if there is one."""
+    """Gradient read; parameter, exp_avg and exp_avg_sq read and written; the low-precision copy written if there is
+    one.
+    """
     low = DTYPE_BYTES[call.variant] if call.variant and call.variant != call.dtype else 0
     return call.shape[0] * (7 * _e(call) + low)
 

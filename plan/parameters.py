@@ -1,9 +1,9 @@
 """A stage's parameters, laid out in flat buckets in the order in which their gradients are finished.
 
-Order of last gradient is backward order, so that a bucket can be reduced while earlier layers still compute. A bucket closes at
-the first parameter end at or above the threshold and is padded to lcm(dp, 128) elements; parameters are not split. Tied
-embeddings and parameters that every tensor-parallel rank holds whole have buckets of their own: their gradients need one
-more sum (over the two stages, over `tp`) than the rest.
+Order of last gradient is backward order, so that a bucket can be reduced while earlier layers still compute. A bucket
+closes at the first parameter end at or above the threshold and is padded to lcm(dp, 128) elements; parameters are not
+split. Tied embeddings and parameters that every tensor-parallel rank holds whole have buckets of their own: their
+gradients need one more sum (over the two stages, over `tp`) than the rest.
 """
 
 from __future__ import annotations
@@ -32,7 +32,12 @@ class Parameters:
 
 
 def _param(
-    name: str, shape: tuple[int, ...], plan: Plan, init: str, shard_dim: int | None = None, segments: tuple[int, ...] = ()
+    name: str,
+    shape: tuple[int, ...],
+    plan: Plan,
+    init: str,
+    shard_dim: int | None = None,
+    segments: tuple[int, ...] = (),
 ) -> Param:
     t = plan.tensor_parallel
     local = tuple(n // t if d == shard_dim else n for d, n in enumerate(shape))
@@ -122,11 +127,14 @@ def _bucketed(params: list[Param], kinds: list[Kind], limit_bytes: float, plan: 
 def lay_out(order: list[Param], model: Model, plan: Plan, first_stage: bool) -> Parameters:
     """Place a stage's parameters, given in order of last gradient, into buckets and flat buffers.
 
-    Flat buffers of a bucket: weights (plan's precision), main gradients (gradient dtype), and one rank's share of master
-    weights, exp_avg and exp_avg_sq (fp32; fp64 in fp64 runs) and, under ZeRO, of the reduced gradient.
+    Flat buffers of a bucket: weights (plan's precision), main gradients (gradient dtype), and one rank's share of
+    master weights, exp_avg and exp_avg_sq (fp32; fp64 in fp64 runs) and, under ZeRO, of the reduced gradient.
     """
     kinds = [_kind(p, model, plan) for p in order]
-    groups = _bucketed(order, kinds, plan.communication.bucket_mb * 1e6, plan)
+    limit = plan.communication.bucket_mb * 1e6
+    if plan.implementation == "megatron" and not (first_stage and plan.communication.overlap):
+        limit = float("inf")  # Megatron-LM buckets only what it overlaps, and only on the first stage
+    groups = _bucketed(order, kinds, limit, plan)
     kind_of = {p.name: k for p, k in zip(order, kinds, strict=True)}
     buffers: list[Buffer] = []
     buckets: list[Bucket] = []
@@ -156,7 +164,9 @@ def sharded_optimizer(plan: Plan) -> bool:
     return plan.zero_stage >= 1 and plan.data_parallel > 1
 
 
-def _bucket(index: int, members: list[Param], kind: Kind, plan: Plan, first_stage: bool, buffers: list[Buffer]) -> Bucket:
+def _bucket(
+    index: int, members: list[Param], kind: Kind, plan: Plan, first_stage: bool, buffers: list[Buffer]
+) -> Bucket:
     used = sum(p.local_numel for p in members)
     multiple = math.lcm(plan.data_parallel, 128)
     total = -(-used // multiple) * multiple
@@ -180,5 +190,3 @@ def _norm_weight(kind: Kind, plan: Plan, first_stage: bool) -> float:
     if kind == "tied" and plan.pipeline_parallel > 1:
         return 1.0 if first_stage else 0.0
     return 1.0
-
-

@@ -98,10 +98,10 @@ class Param:
 class Bucket:
     """One flat stretch of parameters: reduced, normed and stepped as one.
 
-    `numel` includes the padding to lcm(dp, 128); `shard_numel` is what one rank steps (numel, or numel / dp under ZeRO).
-    The `*_buffer` fields index `RankProgram.buffers`. `master_buffer` equals `weight_buffer` when no copy is kept.
-    `norm_weight` is the share with which this bucket's sum of squares enters the global norm on *each* rank, so that
-    every parameter counts once (1/tp for replicated parameters, 0 for the second copy of a tied one).
+    `numel` includes the padding to lcm(dp, 128); `shard_numel` is what one rank steps (numel, or numel / dp under
+    ZeRO). The `*_buffer` fields index `RankProgram.buffers`. `master_buffer` equals `weight_buffer` when no copy is
+    kept. `norm_weight` is the share with which this bucket's sum of squares enters the global norm on *each* rank, so
+    that every parameter counts once (1/tp for replicated parameters, 0 for the second copy of a tied one).
     """
 
     index: int
@@ -195,8 +195,8 @@ class PortOut:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Instructions compiled once. `net_bytes` is what a call leaves allocated, `peak_bytes` the highest it adds on the way
-    (allocator buffers and transients, in host issue order)."""
+    """Instructions compiled once. `net_bytes` is what a call leaves allocated, `peak_bytes` the highest it adds on the
+    way (allocator buffers and transients, in host issue order)."""
 
     name: str
     instructions: tuple[Instruction, ...]
@@ -265,8 +265,8 @@ class StepProgram:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An instruction in its call: what `expand` yields. `id` is global on the rank; `waits` are global ids; `seq` counts
-    communications on (role, channel) in host order (-1: not a communication)."""
+    """An instruction in its call: what `expand` yields. `id` is global on the rank; `waits` are global ids; `seq`
+    counts communications on (role, channel) in host order (-1: not a communication)."""
 
     id: int
     call: int
@@ -326,6 +326,8 @@ def resolve_buffer(program: RankProgram, call_index: int, ref: int) -> tuple[int
 
 
 def label(phase: str, kind: str, micro: int, unit: int, piece: str) -> str:
-    """The text form of an instruction: `B RS2.5 attn.in` (micro-batch 2, unit 5); step instructions have no micro-batch."""
+    """The text form of an instruction: `B RS2.5 attn.in` (micro-batch 2, unit 5); step instructions have no
+    micro-batch.
+    """
     where = f"{micro}.{unit}" if micro >= 0 and phase != "step" else f"{unit}"
     return f"{phase} {kind}{where} {piece}"

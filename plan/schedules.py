@@ -1,9 +1,9 @@
 """Pipeline schedules: which micro-batch of which chunk a stage computes next, and when it talks to its neighbours.
 
 A schedule is only an order of compute slots for each stage. The order of sends and receives follows from it by one rule
-(`place_transfers`): give every transfer the abstract time at which its producer ends (forward 1, backward 2), and let every
-stage issue its transfers in that one global order. Host order over all communicators is then acyclic across ranks, as NCCL
-asks, for any schedule; receives are posted as early as one compute slot ahead where the rule allows.
+(`place_transfers`): give every transfer the abstract time at which its producer ends (forward 1, backward 2), and let
+every stage issue its transfers in that one global order. Host order over all communicators is then acyclic across
+ranks, as NCCL asks, for any schedule; receives are posted as early as one compute slot ahead where the rule allows.
 
 Formulas: 1F1B warm-up min(m, p-1-r) and the interleaved order are those of Narayanan et al. 2021 (arXiv 2104.04473).
 """

@@ -1,8 +1,9 @@
 """Per-rank extents of one plan: what every tensor of a piece is measured in.
 
-Legend: T tokens of a micro-batch, S tokens this rank's residual stream holds (T/t under sequence parallelism), h hidden,
-q/kv/f/V the rank's share of attention, key-value, feed-forward and vocabulary columns. Activations are (tokens, columns) with
-tokens in (position, sample) order, so that a shard of the sequence is a contiguous stretch of rows.
+Legend: T tokens of a micro-batch, S tokens this rank's residual stream holds (T/t under sequence parallelism), h
+hidden, q/kv/f/V the rank's share of attention, key-value, feed-forward and vocabulary columns. Activations are
+(tokens, columns) with tokens in (position, sample) order, so that a shard of the sequence is a contiguous stretch of
+rows.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Extents:
     attention_dropout: bool
     unfused: bool
     attention: str
+    megatron: bool  # what Megatron-LM keeps and launches, for forecasts of its runs
     dtype: str
     stat: str  # dtype of statistics, gradients and losses
 
@@ -95,6 +97,7 @@ def extents(model: Model, plan: Plan) -> Extents:
         attention_dropout=model.attention_dropout > 0,
         unfused=plan.attention == "unfused",
         attention=plan.attention,
+        megatron=plan.implementation == "megatron",
         dtype=plan.precision,
         stat="fp64" if plan.precision == "fp64" else "fp32",
     )

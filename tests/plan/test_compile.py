@@ -26,7 +26,9 @@ def compiled(tiny: Tiny, **plan: object) -> StepProgram:
 
 
 def test_labels_are_unique_in_a_step(tiny: Tiny) -> None:
-    program = compiled(tiny, tensor_parallel=2, sequence_parallel=True, pipeline_parallel=2, data_parallel=2, zero_stage=1)
+    program = compiled(
+        tiny, tensor_parallel=2, sequence_parallel=True, pipeline_parallel=2, data_parallel=2, zero_stage=1
+    )
     for rank in program.classes:
         assert [label_ for label_, n in Counter(lines(rank)).items() if n > 1] == []
 
@@ -58,7 +60,9 @@ def test_every_micro_batch_visits_every_unit_once_each_way(tiny: Tiny) -> None:
     assert len(cores) == 3 * 4 * 4  # F, I, W; 4 micro-batches; 4 layers
 
 
-def test_buckets_close_at_the_first_parameter_end_past_the_limit_and_are_reduced_in_the_last_backward(tiny: Tiny) -> None:
+def test_buckets_close_at_the_first_parameter_end_past_the_limit_and_are_reduced_in_the_last_backward(
+    tiny: Tiny,
+) -> None:
     rank = compiled(tiny, data_parallel=2, communication={"bucket_mb": 0.1}).classes[0]
     sizes: Counter[int] = Counter()
     largest: Counter[int] = Counter()
@@ -119,11 +123,15 @@ def test_tied_embeddings_across_stages_are_summed_over_the_embed_group_and_count
     first, last = program.classes
     weights = [[b.norm_weight for b in rank.buckets if b.kind == "tied"] for rank in (first, last)]
     assert weights == [[1.0], [0.0]]
-    assert sum(line.endswith("tied") for line in lines(first)) == sum(line.endswith("tied") for line in lines(last)) == 1
+    assert (
+        sum(line.endswith("tied") for line in lines(first)) == sum(line.endswith("tied") for line in lines(last)) == 1
+    )
 
 
 def test_ranks_follow_the_rank_order_and_groups_differ_in_one_axis(tiny: Tiny) -> None:
-    run = tiny(model=GPT, plan={"tensor_parallel": 2, "pipeline_parallel": 2, "data_parallel": 2, "global_batch_size": 4})
+    run = tiny(
+        model=GPT, plan={"tensor_parallel": 2, "pipeline_parallel": 2, "data_parallel": 2, "global_batch_size": 4}
+    )
     assert [coordinates(run.plan, rank)["dp"] for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
     program = compile_run(run)
     assert [g.ranks for g in program.groups["tp"]] == [(0, 1), (2, 3), (4, 5), (6, 7)]
@@ -134,7 +142,9 @@ def test_ranks_follow_the_rank_order_and_groups_differ_in_one_axis(tiny: Tiny) -
 
 @pytest.mark.parametrize("pp", [1, 2, 4])
 def test_a_forward_leaves_what_its_backward_frees(tiny: Tiny, pp: int) -> None:
-    """Allocator bytes of one forward and one backward call cancel, boundary tensors apart (they are freed two calls later)."""
+    """Allocator bytes of one forward and one backward call cancel, boundary tensors apart (they are freed two calls
+    later).
+    """
     program = compiled(tiny, pipeline_parallel=pp)
     for rank in program.classes:
         nets = {b.name: b.net_bytes for b in rank.blocks}
@@ -147,3 +157,33 @@ def test_a_forward_leaves_what_its_backward_frees(tiny: Tiny, pp: int) -> None:
 def test_the_same_run_compiles_to_the_same_hash_and_another_plan_to_another(tiny: Tiny) -> None:
     assert compiled(tiny, pipeline_parallel=2).hash == compiled(tiny, pipeline_parallel=2).hash
     assert compiled(tiny, pipeline_parallel=2).hash != compiled(tiny, pipeline_parallel=2, schedule="gpipe").hash
+
+
+def transfers(rank: RankProgram) -> list[str]:
+    return [
+        label(p.instruction.phase, p.instruction.kind, p.micro, p.instruction.unit, p.instruction.piece)
+        for p in expand(rank)
+        if p.instruction.comm is not None and p.instruction.comm.op in ("send", "recv", "exchange")
+    ]
+
+
+def test_megatron_pairs_transfers_with_the_same_neighbour(tiny: Tiny) -> None:
+    program = compiled(tiny, implementation="megatron", pipeline_parallel=2, global_batch_size=3, attention="flash")
+    first, last = (transfers(rank) for rank in program.classes)
+    assert first == ["F SEND0.2 x", "F XCHG1.2 x.d", "F XCHG2.2 x.d", "B RECV2.2 d"]
+    assert last == ["F RECV0.3 x", "B XCHG0.3 d.x", "B XCHG1.3 d.x", "B SEND2.3 d"]
+
+
+def test_megatron_with_fewer_micro_batches_than_stages_pairs_nothing_on_the_first(tiny: Tiny) -> None:
+    program = compiled(tiny, implementation="megatron", pipeline_parallel=4, global_batch_size=2, attention="flash")
+    assert not any("XCHG" in line for line in transfers(program.classes[0]))
+    assert any("XCHG" in line for line in transfers(program.classes[3]))
+
+
+def test_megatron_uses_one_bucket_on_later_stages(tiny: Tiny) -> None:
+    program = compiled(
+        tiny, implementation="megatron", pipeline_parallel=2, data_parallel=2, communication={"bucket_mb": 0.05}
+    )
+    counts = [sum(b.kind == "sharded" for b in rank.buckets) for rank in program.classes]
+    assert counts[0] > 1
+    assert counts[1] == 1

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from plan.compile_blocks import unit_plan
 from plan.ops import OPERATORS, flops_of
 from plan.pieces import Unit, Work, embedding, head, layer, saved_names
 from plan.run import Run
@@ -31,8 +32,8 @@ LLAMA = {
 def test_gpt_layer_saves_sixteen_sbh_in_fp32(tiny: Tiny, tp: int) -> None:
     """Per token and hidden column: x, y1, x1, y2 whole; qkv (3), o (1), u (4) shared over tp; plus statistics.
 
-    Megatron's 34 sbh counts a saved GELU output, dropout masks and two-byte elements; here GELU is recomputed and there is no
-    dropout: 4 + 8/t elements.
+    Megatron's 34 sbh counts a saved GELU output, dropout masks and two-byte elements; here GELU is recomputed and
+    there is no dropout: 4 + 8/t elements.
     """
     run = tiny(model=GPT, plan={"tensor_parallel": tp, "precision": "fp32", "attention": "flash"})
     e = of(run)
@@ -48,7 +49,9 @@ def test_sequence_parallelism_shards_everything_a_layer_saves(tiny: Tiny) -> Non
 
 
 def test_unfused_attention_saves_the_probabilities(tiny: Tiny) -> None:
-    """5 a s² b bytes in Megatron's formula are softmax output, mask and dropout output; here the softmax output alone."""
+    """5 a s² b bytes in Megatron's formula are softmax output, mask and dropout output; here the softmax output
+    alone.
+    """
     flash = of(tiny(model=GPT, plan={"attention": "flash", "precision": "fp32"}))
     unfused = of(tiny(model=GPT, plan={"attention": "unfused", "precision": "fp32"}))
     scores = flash.batch * flash.heads * flash.seq**2 * 4
@@ -68,9 +71,7 @@ def test_backward_does_twice_forward_in_gemms(tiny: Tiny, model: dict[str, objec
 @pytest.mark.parametrize("cut", [False, True])
 def test_cutting_attention_changes_no_kernel_call(tiny: Tiny, model: dict[str, object], cut: bool) -> None:
     def calls(unit: Unit) -> list[object]:
-        return sorted(
-            (c for s in (*unit.forward, *unit.backward) if isinstance(s, Work) for c in s.body), key=repr
-        )
+        return sorted((c for s in (*unit.forward, *unit.backward) if isinstance(s, Work) for c in s.body), key=repr)
 
     e = of(tiny(model=model))
     assert calls(layer(e, 1, cut)) == calls(layer(e, 1))
@@ -86,7 +87,9 @@ def test_every_kernel_call_names_an_operator(tiny: Tiny) -> None:
 
 
 def test_tensor_parallel_volumes_without_and_with_sequence_parallelism(tiny: Tiny) -> None:
-    """4 all-reduces of T·h a layer; with sequence parallelism the same bytes as AG + RS, plus one gather for each column GEMM."""
+    """4 all-reduces of T·h a layer; with sequence parallelism the same bytes as AG + RS, plus one gather for each
+    column GEMM.
+    """
     plain = layer(of(tiny(model=GPT, plan={"tensor_parallel": 2, "precision": "fp32"})), 1)
     sp = layer(of(tiny(model=GPT, plan={"tensor_parallel": 2, "sequence_parallel": True, "precision": "fp32"})), 1)
 
@@ -98,3 +101,26 @@ def test_tensor_parallel_volumes_without_and_with_sequence_parallelism(tiny: Tin
     assert count(sp) == {"AG": 6, "RS": 4}
     sizes = {s.bytes for s in (*sp.forward, *sp.backward) if not isinstance(s, Work)}
     assert len(sizes) == 1
+
+
+@pytest.mark.parametrize(("tp", "sp"), [(1, False), (2, False), (2, True)])
+def test_megatron_layer_saves_korthikantis_bytes(tiny: Tiny, tp: int, sp: bool) -> None:
+    """sbh(10 + 24/t + 5as/(ht)); all of it over t under sequence parallelism (arXiv 2205.05198, equations 1, 2 and 4).
+
+    The formula leaves out norm statistics and counts no log-sum-exp; ours are counted apart here.
+    """
+    plan = {"implementation": "megatron", "tensor_parallel": tp, "sequence_parallel": sp, "precision": "bf16"}
+    run = tiny(model={**GPT, "dropout": 0.1, "attention_dropout": 0.1}, plan=plan)
+    e = of(run)
+    s, b, h, a = e.seq, e.batch, 64, 4
+    replicated = 10 / (tp if sp else 1)
+    formula = s * b * h * (replicated + 24 / tp + 5 * a * s / (h * tp))
+    statistics = 4 * 4 * e.local_tokens
+    assert saved_bytes(layer(e, 1)) == formula + statistics
+
+
+def test_full_recompute_keeps_two_sbh(tiny: Tiny) -> None:
+    e = of(tiny(model=GPT, plan={"precision": "bf16"}))
+    kept = unit_plan(layer(e, 1), 1, "full").kept
+    assert kept == ("x",)
+    assert sum(layer(e, 1).tensors[n].bytes for n in kept) == 2 * e.tokens * 64

@@ -35,12 +35,8 @@ def test_gpipe_runs_all_forwards_first() -> None:
 def test_interleaved_golden_order_of_two_stages_two_chunks_four_micro_batches() -> None:
     """The case of Megatron-LM: p = 2, v = 2, m = 4."""
     first, last = orders(plan(2, 4, 2))
-    assert text(first, True) == (
-        "F0c0 F1c0 F0c1 F1c1 F2c0 B0c1 F3c0 B1c1 F2c1 B0c0 F3c1 B1c0 B2c1 B3c1 B2c0 B3c0"
-    )
-    assert text(last, True) == (
-        "F0c0 F1c0 F0c1 B0c1 F1c1 B1c1 F2c0 B0c0 F3c0 B1c0 F2c1 B2c1 F3c1 B3c1 B2c0 B3c0"
-    )
+    assert text(first, True) == ("F0c0 F1c0 F0c1 F1c1 F2c0 B0c1 F3c0 B1c1 F2c1 B0c0 F3c1 B1c0 B2c1 B3c1 B2c0 B3c0")
+    assert text(last, True) == ("F0c0 F1c0 F0c1 B0c1 F1c1 B1c1 F2c0 B0c0 F3c0 B1c0 F2c1 B2c1 F3c1 B3c1 B2c0 B3c0")
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
@@ -82,11 +78,7 @@ def test_every_slot_once_and_transfers_in_one_global_order(drawn: Plan) -> None:
     sent, received = [], []
     for placement in placed:
         assert len(set(placement.slots)) == len(placement.slots) == 2 * drawn.microbatches * drawn.virtual_pipeline
-        issued = [
-            t
-            for i in range(len(placement.slots))
-            for t in (*placement.receives[i], *placement.sends[i])
-        ]
+        issued = [t for i in range(len(placement.slots)) for t in (*placement.receives[i], *placement.sends[i])]
         assert issued == sorted(issued)
         for i, slot in enumerate(placement.slots):
             assert all(t.micro == slot.micro and t.chunk == slot.chunk for t in placement.sends[i])
