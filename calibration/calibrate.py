@@ -38,7 +38,7 @@ class Effort:
     gemm_s: float = 0.12
     attention_s: float = 0.08
     memory_s: float = 0.03
-    collective_s: float = 0.15
+    collective_s: float = 0.12
     sharing_s: float = 0.4
     probe_s: float = 5.0
     every: int = 1

@@ -95,7 +95,11 @@ def scatter_sigma(points: Sequence[tuple[Sequence[float], float]], form: Callabl
 
 
 def curve_sigma(points: Sequence[tuple[float, float]], base: Line) -> float:
-    """Relative sigma of a curve: each inner point predicted from the others."""
+    """Relative sigma of reading between the points of a curve.
+
+    Each inner point is predicted from its neighbours, over twice the gap a reading has to bridge; a line's error
+    between points grows with the square of the gap, so a quarter of that is left.
+    """
     if len(points) < 3:
         return 0.0
     ordered = sorted(points)
@@ -103,7 +107,7 @@ def curve_sigma(points: Sequence[tuple[float, float]], base: Line) -> float:
     for i in range(1, len(ordered) - 1):
         size, time = ordered[i]
         errors.append(math.log(Curve.of(base, [*ordered[:i], *ordered[i + 1 :]]).seconds(size) / time))
-    return float(np.sqrt(np.mean(np.square(errors))))
+    return float(np.sqrt(np.mean(np.square(errors)))) / 4.0
 
 
 def monotone(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

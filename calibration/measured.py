@@ -130,7 +130,7 @@ def _grouped(points: Sequence[Any], key: Any) -> dict[Any, list[Any]]:
 
 def _both(table_sigma: float, points: Sequence[KernelPoint] | Sequence[CommPoint]) -> float:
     """Sigma of reading between the points and of the points themselves."""
-    noise = sorted(p.timed.spread for p in points)[len(points) // 2]
+    noise = sorted(p.timed.uncertainty for p in points)[len(points) // 2]
     return _round((table_sigma**2 + noise**2) ** 0.5)
 
 

@@ -33,6 +33,11 @@ class Timed:
         """Half the distance between the outer percentiles, relative to the median: 0.84 sigma of a normal law."""
         return (self.p80_s - self.p20_s) / (2 * self.median_s) if self.median_s > 0 else 0.0
 
+    @property
+    def uncertainty(self) -> float:
+        """Relative standard error of the number used: the spread over the root of the repetitions."""
+        return float(self.spread / self.repetitions**0.5)
+
 
 def summary(samples_s: Sequence[float]) -> Timed:
     """Median and percentiles of samples."""

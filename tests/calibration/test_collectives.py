@@ -1,4 +1,4 @@
-"""Collective costs are the closed forms where no table says otherwise, and a group across nodes uses every NIC of the node."""
+"""Collective costs are the closed forms where no table says otherwise; a group across nodes uses every NIC."""
 
 from pathlib import Path
 
