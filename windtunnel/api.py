@@ -52,19 +52,16 @@ def compile_run(run: Run) -> StepProgram:
     return program
 
 
-def fly(
-    run: RunLike, overrides: Sequence[str] = (), *, profile: Any = None, unfold: bool = False, record: bool = False
-) -> Flown:
+def fly(run: RunLike, overrides: Sequence[str] = (), *, profile: Any = None, unfold: bool = False) -> Flown:
     """Compile, prove and fly a run. `profile`: a Profile, a shipped name or a file; by default the one the cluster
     names."""
     from calibration.profile import load_profile
-    from simulator.fly import fly as simulate
+    from simulator.flight import fly as simulate
 
     run = _run(run, overrides)
     priced = load_profile(profile or run.cluster.profile) if not hasattr(profile, "kernel_s") else profile
-    priced = priced.for_threads(run.cluster.threads_per_rank)
     program = compile_run(run)
-    return Flown(run, program, priced, simulate(program, run, priced, unfold=unfold, record=record))
+    return Flown(run, program, priced, simulate(program, run, priced, unfold=unfold))
 
 
 def forecast(run: RunLike, overrides: Sequence[str] = (), *, profile: Any = None, flops: str = "exact") -> Forecast:
@@ -74,7 +71,7 @@ def forecast(run: RunLike, overrides: Sequence[str] = (), *, profile: Any = None
 
 def forecast_of(flown: Flown, *, flops: str = "exact", notes: Sequence[str] = ()) -> Forecast:
     """The report of a flight."""
-    from reports.forecast import report
+    from reports.flight_report import report
 
     return report(flown.run, flown.program, flown.profile, flown.flight, flops=flops, notes=notes)
 

@@ -56,7 +56,7 @@ def compare_folder(folder: RunFolder, profile: Any = None, top: int = 12) -> Com
     from reports.compare import compare
 
     run, measured, times_s = folder.run(), folder.timeline(), folder.step_times_s()
-    flown = api.fly(run, profile=profile or profile_named(measured) or run.cluster.profile, record=True)
+    flown = api.fly(run, profile=profile or profile_named(measured) or run.cluster.profile)
     predicted = flown.flight.timeline()
     comparison = compare(predicted, measured, times_s, top, tuple(flown.flight.interval))
     return Compared(comparison, predicted, measured, run)

@@ -42,7 +42,7 @@ def forecast(
     from windtunnel.source import RunSource
 
     source = RunSource(run, tuple(set_), cluster, nodes, model)
-    flown = api.fly(source.load(), profile=profile or None, unfold=unfold, record=bool(timeline or trace))
+    flown = api.fly(source.load(), profile=profile or None, unfold=unfold)
     result = api.forecast_of(flown, flops=flops.value, notes=source.notes)
     if timeline:
         api.save_timeline(flown, timeline)

@@ -1,0 +1,141 @@
+"""Wrong input: a sentence for each problem, exit 2, never a traceback, and the same under --json."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Call = Callable[..., Any]
+RUN_COMMANDS = ("forecast", "program", "train", "import")
+
+
+@pytest.fixture
+def bad(tmp_path: Path) -> dict[str, Path]:
+    """Files that are no run files."""
+    contents = {
+        "empty.yaml": b"", "list.yaml": b"- 1\n- 2\n", "text.yaml": b"just words", "binary.yaml": bytes(range(256)) * 4,
+        "broken.yaml": b"model: {layers: 2\n", "twice.yaml": b"model: gpt2-124m\nmodel: gpt2-124m\n",
+        "nan.yaml": b"model: gpt2-124m\ncluster: cpu\nplan: {tensor_parallel: .nan}\noptimizer: {lr: .nan}\n",
+    }  # fmt: skip
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "folder.yaml").mkdir()
+    return {name.removesuffix(".yaml"): tmp_path / name for name in (*contents, "folder.yaml", "missing.yaml")}
+
+
+@pytest.mark.parametrize("command", RUN_COMMANDS)
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("empty", "is empty"), ("list", "holds a list"), ("text", "holds a str"), ("binary", "is not"),
+        ("broken", "not valid YAML"), ("twice", "given twice"), ("nan", "nan"), ("folder", "cannot be read"), ("missing", "does not exist"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_run_file(command: str, kind: str, said: str, bad: dict[str, Path], wt: Call) -> None:
+    called = wt(command, bad[kind], "--json")
+    assert called.code == 2
+    assert said in called.err
+    assert said in " ".join(called.json["error"]["problems"])
+
+
+@pytest.mark.parametrize("command", RUN_COMMANDS)
+def test_all_mistakes_of_a_run_file_at_once(command: str, run_file: Call, wt: Call) -> None:
+    path = run_file(plan={"tensor_paralel": 2, "micro_batch_size": -1}, model={"layers": "many"}, trian={})
+    problems = wt(command, path, "--json").json["error"]["problems"]
+    text = "\n".join(problems)
+    assert len(problems) >= 4
+    for word in ("tensor_parallel", "micro_batch_size", "layers", "train"):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["plan.tensor_parallel=3"], "tensor_parallel"),
+        (["plan.pipeline_parallel=7"], "at most 4 stages"),
+        (["plan.micro_batch_size=3", "plan.global_batch_size=4"], "global_batch_size"),
+        (["plan.zero_stage=3"], "not yet forecast"),
+        (["plan.precision=fp8"], "not yet forecast"),
+        (["plan.tensor_paralel=2"], "tensor_parallel"),
+        (["tensor_parallel=2"], "section.key=value"),
+        (["plan.tensor_parallel"], "section.key=value"),
+        (["plan.tensor_parallel={"], "not valid YAML"),
+        (["cluster={preset: dgx-h100, gpus: 5}"], "the cluster has 5 GPUs"),
+        (["model.preset=gpt5"], "gpt"),
+    ],
+)
+def test_impossible_plans_name_value_and_rule(overrides: list[str], said: str, run_file: Call, wt: Call) -> None:
+    options = [word for text in overrides for word in ("--set", text)]
+    called = wt("program", run_file(), *options)
+    assert called.code == 2
+    assert said in called.err
+
+
+def test_unknown_presets_name_the_nearest(run_file: Call, wt: Call) -> None:
+    assert "dgx-h100" in wt("program", run_file(), "--cluster", "dgx-h10").err
+    assert "llama-3-8b" in wt("program", run_file(), "--model", "llama3-8b").err
+    assert wt("program", run_file(), "--nodes", "-1").code == 2
+
+
+def test_a_rank_that_does_not_exist(run_file: Call, wt: Call) -> None:
+    called = wt("program", run_file(), "--rank", 7)
+    assert called.code == 2
+    assert "ranks 0 to 1" in called.err
+
+
+@pytest.mark.parametrize("command", ["compare", "check"])
+def test_run_folders_that_are_none(command: str, tmp_path: Path, wt: Call) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "empty").mkdir()
+    for name, said in (
+        ("nowhere", "does not exist"),
+        ("file", "is a file"),
+        ("empty", "run.yaml, steps.jsonl, timeline"),
+    ):
+        arguments = [tmp_path / name] * (2 if command == "check" else 1)
+        called = wt(command, *arguments)
+        assert called.code == 2
+        assert said in called.err
+
+
+def test_compare_with_files_that_are_no_timelines(tmp_path: Path, run_file: Call, wt: Call) -> None:
+    path = run_file()
+    assert "not a gzipped JSON file" in wt("compare", path, path).err
+    assert "is a folder" in wt("compare", tmp_path, path).err
+    assert wt("compare", tmp_path / "a.json.gz", path).code == 2
+
+
+def test_a_device_that_cannot_be_calibrated(tmp_path: Path, wt: Call) -> None:
+    assert "only cpu" in wt("calibrate", "--device", "tpu").err
+    assert "is a folder" in wt("calibrate", "--output", tmp_path).err
+
+
+def test_a_forecast_without_a_profile_names_calibrate(
+    tmp_path: Path, run_file: Call, wt: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WINDTUNNEL_CACHE", str(tmp_path / "cache"))
+    called = wt("forecast", run_file())
+    assert called.code == 2
+    assert "windtunnel calibrate" in called.err
+
+
+@pytest.mark.parametrize(("content", "said"), [("", "empty"), ("{a: 1}", ""), ("name: [", "YAML"), ("- 1", "")])
+def test_a_broken_profile(content: str, said: str, tmp_path: Path, run_file: Call, wt: Call) -> None:
+    (tmp_path / "p.yaml").write_text(content)
+    called = wt("forecast", run_file(), "--profile", tmp_path / "p.yaml")
+    assert called.code == 2
+    assert said in called.err
+
+
+def test_an_unknown_profile_names_the_nearest(run_file: Call, wt: Call) -> None:
+    called = wt("forecast", run_file(), "--profile", "cpuu")
+    assert called.code == 2
+    assert "'cpu'" in called.err
+
+
+def test_a_demo_folder_in_use(tmp_path: Path, wt: Call) -> None:
+    (tmp_path / "x").write_text("")
+    called = wt("demo", "--output", tmp_path)
+    assert called.code == 2
+    assert "not an empty folder" in called.err

@@ -1,0 +1,101 @@
+"""Measuring this machine into a profile: progress on a terminal, then where it was written and how well it fits."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from plan.errors import InputError
+from windtunnel import output
+from windtunnel.results import Calibrated
+
+if TYPE_CHECKING:
+    from calibration.profile import Profile
+
+Progress = Callable[[str, int, int], None]
+
+
+def measure(device: str = "cpu", path: Path | None = None, progress: Progress | None = None) -> Path:
+    """Measure `device` and write its profile (the cache's place by default). Raises InputError for what cannot be
+    measured."""
+    from calibration.profile import shipped_profiles
+    from plan.nearest import did_you_mean
+
+    if device != "cpu":
+        shipped = ", ".join(shipped_profiles())
+        unknown = "" if device == "cuda" else f"; {did_you_mean(device, ['cpu', 'cuda'])}"
+        raise InputError(
+            f"--device {device}: only cpu is measured by this command{unknown}; shipped profiles: {shipped}"
+        )
+    if path is not None and path.is_dir():
+        raise InputError(f"{path} is a folder; give the profile file to write, such as {path / 'cpu.yaml'}")
+    try:
+        from calibration.calibrate import calibrate
+    except ModuleNotFoundError as error:
+        raise InputError(f"calibrating needs {error.name}: pip install 'windtunnel[train]'") from None
+    try:
+        return calibrate(path, progress=progress or (lambda what, done, of: None))
+    except OSError as error:
+        raise InputError(f"the profile cannot be written to {path or 'the cache'}: {error.strerror}") from None
+
+
+def calibrate_command(device: str, target: str | None, as_json: bool) -> int:
+    """Measure, then print the file and the residuals."""
+    begin = time.perf_counter()
+    with _bar() as progress:
+        path = measure(device, Path(target) if target else None, progress)
+    result = calibrated(path, time.perf_counter() - begin)
+    if as_json:
+        output.emit_json(result)
+    else:
+        output.emit(text(result, output.width(), output.colour()))
+    return 0
+
+
+def calibrated(path: Path, seconds: float) -> Calibrated:
+    """The result record of a profile file."""
+    from calibration.profile import load_profile
+
+    profile = load_profile(str(path))
+    return Calibrated(str(path), profile.name, profile_hash(profile), seconds, dict(sorted(profile.residuals.items())))
+
+
+def profile_hash(profile: Profile) -> str:
+    """SHA-256 of a profile's content: equal numbers, equal hash."""
+    from reports.flight_report import profile_hash as hashed
+
+    return hashed(profile)
+
+
+def text(result: Calibrated, width: int = 100, colour: bool = False) -> str:
+    """Where the profile is and how well each class fits."""
+    from reports import tables
+
+    rows = [(name, tables.percent(sigma)) for name, sigma in result.residuals.items()]
+    head = f"wrote {result.path} in {result.seconds:.0f} s (profile {result.profile}, hash {result.profile_hash[:16]})"
+    table = tables.table("Residuals: spread of measured / fitted", ("class", "sigma"), rows)
+    return tables.render(tables.spaced([head, table]), width, colour)
+
+
+@contextmanager
+def _bar() -> Iterator[Progress | None]:
+    """A progress bar for each class on a terminal; nothing in a pipe."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
+
+    tasks: dict[str, TaskID] = {}
+    with Bars(console=Console(stderr=True)) as bars:
+
+        def show(what: str, done: int, of: int) -> None:
+            task = tasks[what] if what in tasks else tasks.setdefault(what, bars.add_task(what, total=of))
+            bars.update(task, completed=done, total=of)
+
+        yield show
