@@ -1,0 +1,123 @@
+"""Prices instructions: the only place where a profile is asked for times.
+
+A price depends on the kernel calls of an instruction, its communication and the geometry of its group, and nothing else;
+what runs beside it is the business of `simulator.sharing`. There is no constant here: a number that belongs in a profile must
+come from one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from calibration.collectives import Geometry
+from calibration.profile import Profile
+from plan.ops import OPERATORS
+from plan.program import STREAMS, Block, Instruction, KernelCall
+from simulator.breakdown import wait_class, work_class
+from simulator.clock import picoseconds
+from simulator.fold import Colour
+from simulator.sharing import millicores
+
+STREAM_INDEX = {name: index for index, name in enumerate(STREAMS)}
+COMPUTE_STREAM = STREAM_INDEX["compute"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A priced instruction. `channel` is (communicator name, channel) when partners of other colours must come, else None.
+
+    `work`/`wait` are breakdown classes; `own_millicores` and `busy` say what it takes of a CPU node's cores.
+    """
+
+    local: int
+    stream: int
+    work_ps: int
+    issue_ps: int
+    waits: tuple[int, ...]
+    channel: tuple[object, str] | None
+    sync: bool
+    work: int
+    wait: int
+    own_millicores: int
+    busy: float
+
+
+class Pricer:
+    """Prices one colour's instructions from a profile."""
+
+    def __init__(self, profile: Profile, colour: Colour, pipelined: bool, prices: dict[KernelCall, float] | None = None) -> None:
+        self.profile = profile
+        self.colour = colour
+        self.pipelined = pipelined
+        self.kernels = {} if prices is None else prices
+
+    def block(self, block: Block) -> tuple[Row, ...]:
+        """Every instruction of a block, priced."""
+        return tuple(self._row(local, instruction, block) for local, instruction in enumerate(block.instructions))
+
+    def _row(self, local: int, instruction: Instruction, block: Block) -> Row:
+        calls = sum(call.count for call in instruction.body)
+        return Row(
+            local=local,
+            stream=STREAM_INDEX[instruction.stream],
+            work_ps=picoseconds(self._work_s(instruction, block)),
+            issue_ps=picoseconds(self.profile.host_issue_s(instruction.kind, calls)),
+            waits=instruction.waits,
+            channel=self._channel(instruction),
+            sync=instruction.host_sync,
+            work=work_class(instruction),
+            wait=wait_class(instruction, self.pipelined),
+            own_millicores=self._millicores(instruction),
+            busy=self._busy(instruction.body),
+        )
+
+    def kernel_s(self, call: KernelCall) -> float:
+        """Time of a kernel call, looked up once."""
+        known = self.kernels.get(call)
+        if known is None:
+            known = self.kernels[call] = self.profile.kernel_s(call)
+        return known
+
+    def _work_s(self, instruction: Instruction, block: Block) -> float:
+        work = sum(self.kernel_s(call) for call in instruction.body)
+        if instruction.comm is not None:
+            work += self._comm_s(instruction)
+        elif instruction.stream in ("h2d", "d2h"):
+            work += self.profile.copy_s(instruction.stream, sum(block.buffers[ref].bytes for ref in instruction.writes if ref >= 0))
+        return work
+
+    def _comm_s(self, instruction: Instruction) -> float:
+        comm = instruction.comm
+        assert comm is not None
+        cost = self.profile.collective(comm.op, comm.bytes, comm.dtype, self.geometry(comm.role), comm.algorithm)
+        return cost.latency_s + cost.transfer_s
+
+    def geometry(self, role: str) -> Geometry:
+        """Where the group of a role sits; a role without a group is a group of one."""
+        meeting = self.colour.meetings.get(role)
+        return Geometry(1) if meeting is None else meeting.geometry
+
+    def _channel(self, instruction: Instruction) -> tuple[object, str] | None:
+        comm = instruction.comm
+        if comm is None:
+            return None
+        meeting = self.colour.meetings.get(comm.role)
+        if meeting is None or len(set(meeting.members)) < 2:
+            return None
+        return meeting.name, comm.channel
+
+    def _millicores(self, instruction: Instruction) -> int:
+        cores = self.profile.cores
+        if cores is None:
+            return 0
+        return millicores(cores.threads_per_rank if instruction.comm is None else cores.communication_demand)
+
+    def _busy(self, body: Iterable[KernelCall]) -> float:
+        """Slow-down when all other cores compute too: the mean over the kernels, weighted by their time."""
+        cores = self.profile.cores
+        if cores is None:
+            return 1.0
+        parts = [(self.kernel_s(call), cores.busy_slowdown.get(OPERATORS[call.op].kind, 1.0)) for call in body]
+        whole = sum(time for time, _ in parts)
+        return sum(time * slow for time, slow in parts) / whole if whole > 0 else 1.0

@@ -1,0 +1,425 @@
+"""The event engine: ranks, streams and meetings, driven by callbacks on one clock.
+
+Each flown rank (one for a colour, see `simulator.fold`) has a host that issues its program's instructions in order, and streams on which
+they run in order. A *node* is a flown instruction (`Op`) or merged segment (`Merged`): it begins when its sources have ended
+(the one before it on its stream, and its waits) and it was issued. A communication with other colours also needs its partners:
+it starts when the last of them has arrived. Ends are passed on as values, so nothing is ever polled.
+
+On a CUDA device the host runs ahead until a host synchronisation. On a CPU device (`synchronous`) compute occupies the host, issuing
+takes a core, and everything active on a node shares its cores.
+
+Every node's end is one event. Where work shares a device or node, it is an `Activity` whose end may be moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from plan.errors import WindtunnelError
+from plan.program import STREAMS, RankProgram, label
+from simulator.breakdown import CLASSES, HOST, Trail, blame
+from simulator.clock import FLOOR, Clock
+from simulator.coarsen import Cut, Segment
+from simulator.costs import COMPUTE_STREAM, Row
+from simulator.merged import Merge, Outcome
+from simulator.sharing import HOST as HOST_STREAM
+from simulator.sharing import Activity, Contention, Device, Node, Site
+
+HOST_MILLICORES = 1000  # an issuing thread runs on one core
+Source = tuple["Op | Merged", int]
+
+
+class Channel:
+    """One communicator's channel: members of `expected` colours meet in the order in which each issues on it."""
+
+    __slots__ = ("expected", "open")
+
+    def __init__(self, expected: int) -> None:
+        self.expected = expected
+        self.open: dict[int, list[Op]] = {}
+
+    def arrive(self, op: Op) -> None:
+        """An op is ready (at `op.start`); when it is the last of its meeting, all of them move together."""
+        waiting = self.open.setdefault(op.seq, [])
+        waiting.append(op)
+        if len(waiting) < self.expected:
+            return
+        del self.open[op.seq]
+        last = max(member.start for member in waiting)
+        Transfer(waiting, last).launch()
+
+
+class Transfer:
+    """What moves once all members of a communication (or the only one) are ready at `last`."""
+
+    __slots__ = ("last", "members")
+
+    def __init__(self, members: list[Op], last: int) -> None:
+        self.members = members
+        self.last = last
+
+    def launch(self) -> None:
+        """Schedule the end; where work shares a device, start an activity at `last`."""
+        work = max(member.row.work_ps for member in self.members)
+        first = self.members[0].rank
+        for member in self.members:
+            member.last = self.last
+        if not first.engine.shared:
+            end = self.last + work
+            first.engine.clock.at(end, self._ended, end)
+        elif self.last > first.engine.clock.now:
+            first.engine.clock.at(self.last, self._begin, work)
+        else:
+            self._activity(work)
+
+    def _begin(self, event: object) -> None:
+        self._activity(event.value)  # type: ignore[attr-defined]
+
+    def _activity(self, work: int) -> None:
+        sites = tuple(member.rank.site(member.row) for member in self.members)
+        Activity(self.members[0].rank.engine.clock, sites, work, self._finished).begin()
+
+    def _finished(self) -> None:
+        now = self.members[0].rank.engine.clock.now
+        for member in self.members:
+            member.finish(now)
+
+    def _ended(self, event: object) -> None:
+        for member in self.members:
+            member.finish(event.value)  # type: ignore[attr-defined]
+
+
+class Op:
+    """One instruction in flight. `start`: own start; `last`: the last member's; `outs` is set when it has ended."""
+
+    __slots__ = ("before", "call", "issued", "last", "outs", "pending", "rank", "row", "seq", "sources", "start", "waiters")
+
+    def __init__(self, rank: RankFlight, row: Row, call: int, issued: int, sources: list[Source]) -> None:
+        self.rank = rank
+        self.row = row
+        self.call = call
+        self.issued = issued
+        self.sources: Sequence[Source] = sources
+        self.waiters: list[Op | Merged | RankFlight] = []
+        self.outs: tuple[int, ...] | None = None
+        self.pending = 0
+        self.seq = -1
+        self.start = self.last = FLOOR
+        self.before: Trail | None = None
+        for node, _ in sources:
+            if node.outs is None:
+                node.waiters.append(self)
+                self.pending += 1
+
+    def notify(self) -> None:
+        """A source has ended."""
+        self.pending -= 1
+        if not self.pending:
+            self.begin()
+
+    def begin(self) -> None:
+        """All sources have ended: take the latest, and move (or wait for partners)."""
+        latest, cause, output = FLOOR, None, 0
+        for node, k in self.sources:
+            time = node.outs[k]  # type: ignore[index]
+            if time > latest:
+                latest, cause, output = time, node, k
+        self.sources = ()
+        if self.issued > latest:
+            latest, cause = self.issued, None
+        self.start = latest
+        if self.row.stream == COMPUTE_STREAM:
+            rank = self.rank
+            if latest > rank.front:
+                blame(rank.account, rank.front, latest, None if cause is None else cause.trail(output))
+        elif cause is not None and latest > self.rank.front:  # no gap reaches further back than the front
+            self.before = cause.trail(output)
+        channel = self.row.channel
+        if channel is None:
+            Transfer([self], latest).launch()
+        else:
+            self.rank.channels[channel].arrive(self)
+
+    def finish(self, end: int) -> None:
+        """The end: account for it and tell whoever waits."""
+        self.outs = (end,)
+        rank = self.rank
+        if self.row.stream == COMPUTE_STREAM:
+            rank.account[self.row.work] += end - self.start
+            rank.front = end
+        if rank.boundary == (self.call, self.row.local):
+            rank.mark(end)
+        waiters, self.waiters = self.waiters, []
+        for waiter in waiters:
+            waiter.notify()
+
+    def trail(self, _: int) -> Trail | None:
+        """What a gap that ends with this instruction's end is charged to."""
+        row = self.row
+        return None if row.stream == COMPUTE_STREAM else (self.last, row.work, self.start, row.wait, self.before)
+
+
+class Merged:
+    """A merged segment in flight. `outs`: end of every stream, then the watched members'."""
+
+    __slots__ = ("call", "first", "host", "outcome", "outs", "pending", "rank", "segment", "sources", "waiters")
+
+    def __init__(self, rank: RankFlight, segment: Segment, call: int, host: int, sources: list[Source | None]) -> None:
+        self.rank = rank
+        self.segment = segment
+        self.call = call
+        self.host = host
+        self.sources: Sequence[Source | None] = sources
+        self.waiters: list[Op | Merged | RankFlight] = []
+        self.outs: list[int] | None = None
+        self.first = 0
+        self.outcome: Outcome | None = None
+        self.pending = 0
+        for source in sources:
+            if source is not None and source[0].outs is None:
+                source[0].waiters.append(self)
+                self.pending += 1
+
+    def notify(self) -> None:
+        """A source has ended."""
+        self.pending -= 1
+        if not self.pending:
+            self.begin()
+
+    def begin(self) -> None:
+        """All inputs are known: so is the whole segment."""
+        rank, merge = self.rank, self.segment.merge
+        assert merge is not None
+        inputs = [FLOOR if s is None else s[0].outs[s[1]] for s in self.sources]  # type: ignore[index]
+        first, outcome = merge.fly(self.host, inputs)
+        if first > rank.front:
+            self._blame_entry(merge, first, inputs)
+        account = rank.account
+        for kind, time in outcome.account:
+            account[kind] += time
+        for index, begin, end in outcome.gaps:
+            source = self.sources[index]
+            blame(account, first + begin, first + end, None if source is None else source[0].trail(source[1]))
+        self.sources = ()
+        self.first, self.outcome = first, outcome
+        outs = [first + out for out in outcome.outs]
+        rank.front = outs[0]
+        rank.engine.clock.at(min(outs), self._ended, outs)
+
+    def _blame_entry(self, merge: Merge, first: int, inputs: list[int]) -> None:
+        latest, cause = FLOOR, None
+        for index in merge.entry:
+            if inputs[index] > latest:
+                latest, cause = inputs[index], self.sources[index]
+        if self.host + merge.issued[0] > latest or cause is None:
+            self.rank.account[HOST] += first - self.rank.front
+        else:
+            blame(self.rank.account, self.rank.front, first, cause[0].trail(cause[1]))
+
+    def _ended(self, event: object) -> None:
+        self.outs = event.value  # type: ignore[attr-defined]
+        waiters, self.waiters = self.waiters, []
+        for waiter in waiters:
+            waiter.notify()
+
+    def trail(self, output: int) -> Trail | None:
+        """What a gap that ends with one of this segment's outputs is charged to."""
+        assert self.segment.merge is not None
+        assert self.outcome is not None
+        member = self.segment.merge.outputs[output]
+        row = self.segment.rows[member]
+        if row.stream == COMPUTE_STREAM:
+            return None
+        start = self.first + self.outcome.starts[member]
+        return start, row.work, start, row.wait, None
+
+
+class RankFlight:
+    """One flown rank: its host, its streams' tails, its clockwork of calls for a number of periods."""
+
+    __slots__ = (
+        "account", "boundary", "call", "channels", "counts", "cuts", "device", "engine", "front", "handles", "host", "many", "marks", "name",
+        "node_ops", "periods", "program", "segment", "tails",
+    )  # fmt: skip
+
+    def __init__(
+        self, engine: Engine, name: str, program: RankProgram, cuts: Sequence[Cut], boundary: tuple[int, int], device: Device, many: int
+    ) -> None:
+        self.engine = engine
+        self.name = name
+        self.program = program
+        self.cuts = cuts
+        self.boundary = boundary
+        self.device = device
+        self.many = many
+        self.channels: dict[tuple[object, str], Channel] = {}
+        self.counts: dict[tuple[object, str], int] = {}
+        self.tails: list[Source | None] = [None] * len(STREAMS)
+        self.handles: list[list[Op | Merged]] = []
+        self.host = self.call = self.segment = self.front = self.periods = 0
+        self.node_ops: list[Op | Merged] = []
+        self.account = [0] * len(CLASSES)
+        self.marks: list[tuple[int, list[int]]] = []
+
+    def mark(self, end: int) -> None:
+        """The step's last STEP has ended: close the period's account."""
+        self.marks.append((end, self.account))
+        self.account = [0] * len(CLASSES)
+
+    def notify(self) -> None:
+        """What the host was blocked on has ended."""
+        blocker = self.node_ops[-1]
+        assert blocker.outs is not None
+        if blocker.outs[0] > self.host:
+            self.host = blocker.outs[0]
+        self.walk()
+
+    def walk(self) -> None:
+        """Issue instructions in host order until the host blocks or the periods are over."""
+        calls, engine = self.program.calls, self.engine
+        while self.periods < engine.periods:
+            while self.call < len(calls):
+                segments = self.cuts[self.call].segments
+                if not self.segment:
+                    self.node_ops = []
+                    self.handles.append(self.node_ops)
+                while self.segment < len(segments):
+                    segment = segments[self.segment]
+                    self.segment += 1
+                    if self._issue(segment):
+                        return
+                self.call += 1
+                self.segment = 0
+            self.periods += 1
+            self.call = 0
+            if self.periods < engine.periods:
+                self.handles = []
+
+    def _issue(self, segment: Segment) -> bool:
+        """Issue a segment; True when the host must wait."""
+        if self.engine.synchronous:
+            return self._issue_synchronous(segment.rows[0])
+        if segment.merge is not None:
+            self._merged(segment)
+            return False
+        row = segment.rows[0]
+        self.host += row.issue_ps
+        op = self._single(row)
+        if not row.sync:
+            return False
+        op.waiters.append(self)
+        return True
+
+    def _issue_synchronous(self, row: Row) -> bool:
+        """A CPU's host: issuing takes its core, and compute holds it until the end."""
+        if row.issue_ps:
+            site = Site(self.device, HOST_STREAM, HOST_MILLICORES, self.many)
+            Activity(self.engine.clock, (site,), row.issue_ps, lambda: self._issued(row)).begin()
+            return True
+        return self._after_issue(row)
+
+    def _issued(self, row: Row) -> None:
+        if not self._after_issue(row):
+            self.walk()
+
+    def _after_issue(self, row: Row) -> bool:
+        self.host = self.engine.clock.now
+        op = self._single(row)
+        if row.stream != COMPUTE_STREAM and not row.sync:
+            return False
+        op.waiters.append(self)
+        return True
+
+    def _single(self, row: Row) -> Op:
+        sources = [] if (tail := self.tails[row.stream]) is None else [tail]
+        for wait in row.waits:
+            source = self._source(wait)
+            if source is not None:
+                sources.append(source)
+        op = Op(self, row, self.call, self.host, sources)
+        self.tails[row.stream] = (op, 0)
+        self.node_ops.append(op)
+        if row.channel is not None:
+            op.seq = self.counts.get(row.channel, 0)
+            self.counts[row.channel] = op.seq + 1
+        if not op.pending:
+            op.begin()
+        return op
+
+    def _merged(self, segment: Segment) -> None:
+        tails = self.tails
+        sources = [tails[stream] for stream in segment.streams]
+        for wait in segment.external:
+            sources.append(self._source(wait))
+        node = Merged(self, segment, self.call, self.host, sources)
+        self.host += segment.issue_ps
+        for output, stream in enumerate(segment.streams):
+            tails[stream] = (node, output)
+        self.node_ops.append(node)
+        if not node.pending:
+            node.begin()
+
+    def _source(self, wait: int) -> Source | None:
+        """The node and output behind a wait; None behind an unbound port."""
+        if wait >= 0:
+            segment, output = self.cuts[self.call].where[wait]
+            return self.node_ops[segment], output
+        call, port = self.program.calls[self.call].bindings[-1 - wait]
+        if call < 0:
+            return None
+        segment, output = self.cuts[call].ports[port]
+        return self.handles[call][segment], output
+
+    def site(self, row: Row) -> Site:
+        """Where an instruction of this rank runs."""
+        return Site(self.device, row.stream, row.own_millicores, self.many, row.busy)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every period was flown to its end."""
+        return len(self.marks) >= self.engine.periods
+
+    def stuck(self) -> str:
+        """What the rank waits for, in words."""
+        for nodes in self.handles:
+            for node in nodes:
+                if node.outs is None:
+                    local = node.row.local if isinstance(node, Op) else node.segment.rows[0].local
+                    call = self.program.calls[node.call]
+                    i = self.program.blocks[call.block].instructions[local]
+                    return f"{self.name} is stuck at {label(i.phase, i.kind, call.micro, i.unit, i.piece)} on {i.stream}"
+        return f"{self.name} has no unfinished instruction but did not reach the end of the step"
+
+
+class Engine:
+    """Flies ranks together. `shared`: work slows other work; `synchronous`: compute occupies the host."""
+
+    def __init__(self, contention: Contention, synchronous: bool, cores: int | None, periods: int = 2) -> None:
+        self.clock = Clock()
+        self.contention = contention
+        self.synchronous = synchronous
+        self.cores = cores
+        self.shared = contention.active or cores is not None
+        self.periods = periods
+        self.ranks: list[RankFlight] = []
+        self.channels: dict[tuple[object, str], Channel] = {}
+        self.nodes: dict[int, Node] = {}
+
+    def device(self, node: int) -> Device:
+        """A new device on a node."""
+        if self.cores is None:
+            return Device(self.contention)
+        return Device(self.contention, self.nodes.setdefault(node, Node(self.cores)))
+
+    def channel(self, key: tuple[object, str], members: int) -> Channel:
+        """The channel that every member colour meets on."""
+        return self.channels.setdefault(key, Channel(members))
+
+    def fly(self) -> None:
+        """Run to the end. Raises WindtunnelError naming the stuck instructions when the program cannot finish."""
+        for rank in self.ranks:
+            rank.walk()
+        self.clock.run()
+        stuck = [rank.stuck() for rank in self.ranks if not rank.finished]
+        if stuck:
+            raise WindtunnelError("the step program does not finish: " + "; ".join(stuck[:4]))

@@ -1,0 +1,184 @@
+"""Folding: ranks that provably do the same thing at the same time are flown once.
+
+Two ranks may share a flight when nothing in the job can tell them apart: same program, same geometry of every group
+they are in, and partners that are in turn alike. That is the coarsest *equitable partition* of the ranks, found by colour
+refinement: start from (program class, geometry), split colours whose groups hold different colours, until nothing
+splits. With TP8 · PP16 · DP8 on whole nodes 1,024 ranks fold into 16, one for each stage; where some data-parallel rings
+cross nodes and others do not, or a pipeline edge crosses a node for a few ranks only, more colours remain and the
+result is still exact. A folded group keeps its real size and its load on the node's NICs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from calibration.collectives import Geometry, Wires
+from plan.cluster import Cluster
+from plan.program import StepProgram
+
+PIPELINE = ("pp_next", "pp_prev")
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """What a communicator of one colour is: `members` are the colours that meet on it (one: nobody to wait for)."""
+
+    geometry: Geometry
+    members: tuple[int, ...]
+    name: tuple[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Colour:
+    """Ranks flown as one. `meetings` by role; `beside` counts the ranks of each colour on its node."""
+
+    index: int
+    rank: int
+    ranks: tuple[int, ...]
+    program: int
+    meetings: dict[str, Meeting]
+    node: int
+    beside: dict[int, int]
+
+
+class _Places:
+    """Nodes of ranks and geometry of groups."""
+
+    def __init__(self, program: StepProgram, cluster: Cluster) -> None:
+        self.program = program
+        self.node = [cluster.node_of(rank) for rank in range(program.world)]
+        self.wires = Wires.of(cluster)
+        self.group_of: dict[str, list[tuple[int, ...]]] = {}
+        self.geometry: dict[str, list[Geometry]] = {}
+        for role, groups in program.groups.items():
+            self._place(role, [g.ranks for g in groups])
+
+    def _place(self, role: str, groups: Sequence[tuple[int, ...]]) -> None:
+        where: list[tuple[int, ...]] = [(rank,) for rank in range(self.program.world)]
+        for ranks in groups:
+            for rank in ranks:
+                where[rank] = ranks
+        self.group_of[role] = where
+        geometry = self._edges(role, where) if role in PIPELINE else self._rings(groups)
+        alone = Geometry(1, 1, 1, 1, self.wires)
+        self.geometry[role] = [geometry.get(rank, alone) for rank in range(self.program.world)]
+
+    def _rings(self, groups: Sequence[tuple[int, ...]]) -> dict[int, Geometry]:
+        """Groups whose members belong to the same classes run at the same time and share the NICs of a node."""
+        spread = [Counter(self.node[rank] for rank in ranks) for ranks in groups]
+        kinds = [tuple(sorted({self.program.class_of[rank] for rank in ranks})) for ranks in groups]
+        load: Counter[tuple[int, tuple[int, ...]]] = Counter()
+        for nodes, kind in zip(spread, kinds, strict=True):
+            if len(nodes) > 1:
+                load.update((node, kind) for node in nodes)
+        found = {}
+        for ranks, nodes, kind in zip(groups, spread, kinds, strict=True):
+            links = max(load[node, kind] for node in nodes) if len(nodes) > 1 else 1
+            geometry = Geometry(len(ranks), len(nodes), max(nodes.values()), links, self.wires)
+            found.update(dict.fromkeys(ranks, geometry))
+        return found
+
+    def _edges(self, role: str, where: list[tuple[int, ...]]) -> dict[int, Geometry]:
+        """The transfer between a rank and its neighbour: ranks of a class that cross nodes do so together."""
+        step = 1 if role == "pp_next" else -1
+        peers = [neighbour(ring, rank, step) for rank, ring in enumerate(where)]
+        classes, node = self.program.class_of, self.node
+        load: Counter[tuple[int, int, int]] = Counter()
+        for rank, peer in enumerate(peers):
+            if node[rank] != node[peer]:
+                load[node[rank], classes[rank], classes[peer]] += 1
+                load[node[peer], classes[rank], classes[peer]] += 1
+        found = {}
+        for rank, peer in enumerate(peers):
+            kind = (classes[rank], classes[peer])
+            crosses = node[rank] != node[peer]
+            links = max(load[node[rank], *kind], load[node[peer], *kind]) if crosses else 1
+            found[rank] = Geometry(2, 2 if crosses else 1, 1 if crosses else 2, links, self.wires)
+        return found
+
+
+def neighbour(ring: tuple[int, ...], rank: int, step: int) -> int:
+    """The rank `step` places after `rank` on its ring of stages."""
+    return ring[(ring.index(rank) + step) % len(ring)]
+
+
+def fold(program: StepProgram, cluster: Cluster, unfold: bool = False, shared_nodes: bool = False) -> tuple[Colour, ...]:
+    """The colours of a job, in order of their first rank. `unfold`: every rank its own. `shared_nodes`: ranks of a node slow each
+    other (a CPU cluster), so what is on a node tells its ranks apart."""
+    places = _Places(program, cluster)
+    paint = list(range(program.world)) if unfold else _refine(program, places, shared_nodes)
+    ranks: dict[int, list[int]] = {}
+    for rank, shade in enumerate(paint):
+        ranks.setdefault(shade, []).append(rank)
+    number = {shade: index for index, shade in enumerate(ranks)}
+    colours = [number[shade] for shade in paint]
+    beside: dict[int, Counter[int]] = {}
+    for rank, colour in enumerate(colours):
+        beside.setdefault(places.node[rank], Counter())[colour] += 1
+    return tuple(
+        Colour(
+            index=number[shade],
+            rank=members[0],
+            ranks=tuple(members),
+            program=program.class_of[members[0]],
+            meetings={role: _meeting(places, colours, role, members[0]) for role in program.groups},
+            node=places.node[members[0]],
+            beside=dict(beside[places.node[members[0]]]),
+        )
+        for shade, members in ranks.items()
+    )
+
+
+def _meeting(places: _Places, colours: list[int], role: str, rank: int) -> Meeting:
+    ranks = places.group_of[role][rank]
+    geometry = places.geometry[role][rank]
+    if role in PIPELINE:
+        peer = neighbour(ranks, rank, 1 if role == "pp_next" else -1)
+        edge = (colours[rank], colours[peer]) if role == "pp_next" else (colours[peer], colours[rank])
+        return Meeting(geometry, edge, ("pp", edge))
+    members = tuple(sorted({colours[r] for r in ranks}))
+    return Meeting(geometry, members, (role, members))
+
+
+def _refine(program: StepProgram, places: _Places, shared_nodes: bool) -> list[int]:
+    """Colour refinement to the coarsest equitable partition."""
+    roles = list(program.groups)
+    kinds = list(zip(program.class_of, *(places.geometry[role] for role in roles), strict=True))
+    paint = _renumber(kinds)
+    by_node: dict[int, list[int]] = {}
+    if shared_nodes:
+        for rank, node in enumerate(places.node):
+            by_node.setdefault(node, []).append(rank)
+    while True:
+        views: list[list[object]] = [[shade] for shade in paint]
+        for role in roles:
+            _look(views, paint, role, [g.ranks for g in program.groups[role]])
+        for ranks in by_node.values():
+            shades = tuple(sorted(paint[rank] for rank in ranks))
+            for rank in ranks:
+                views[rank].append(shades)
+        finer = _renumber([tuple(view) for view in views])
+        if max(finer) == max(paint):
+            return finer
+        paint = finer
+
+
+def _look(views: list[list[object]], paint: list[int], role: str, groups: Sequence[tuple[int, ...]]) -> None:
+    """Add to each rank's view the colours of those it meets in `role`."""
+    step = 1 if role == "pp_next" else -1
+    for ranks in groups:
+        if role in PIPELINE:
+            count = len(ranks)
+            for position, rank in enumerate(ranks):
+                views[rank].append(paint[ranks[(position + step) % count]])
+            continue
+        shades = tuple(sorted(paint[rank] for rank in ranks))
+        for rank in ranks:
+            views[rank].append(shades)
+
+
+def _renumber(keys: Sequence[object]) -> list[int]:
+    numbers: dict[object, int] = {}
+    return [numbers.setdefault(key, len(numbers)) for key in keys]

@@ -1,0 +1,200 @@
+"""Memory, flown: a stage's allocations and releases in host issue order, and where they peak.
+
+The caching allocator hands out memory when an instruction is *issued*, so the order is the host's and no time is needed. A call allocates
+its local buffers at their first writer, holds `transient_bytes` while an instruction runs, and releases what `frees`
+names. Rank-wide buffers and fixed slots live for ever.
+
+A block does the same thing in every call (but for frees behind unbound ports), so it is flown once for its net and peak effect,
+and a stage is a running sum over calls: equal to the expanded flight, in a few milliseconds for any size.
+
+*Allocated* counts allocations as the allocator rounds them. *Reserved* is what it has taken from the device: large
+allocations keep a segment for each size, reused by the next of that size, so each size holds its own highest count;
+middle ones share large segments and small ones small segments. Sizes and limits are the profile's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.profile import Allocator
+from plan.program import Block, Buffer, Call, RankProgram, label
+
+PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "workspace", "framework")
+PART_OF_POOL = {
+    "weight": "weights", "grad": "gradients", "optim": "optimizer", "act": "activations", "stash": "workspace", "gather": "buffers",
+    "comm": "buffers", "work": "workspace",
+}  # fmt: skip
+OFF_DEVICE = ("host", "nvme")
+SMALL, MIDDLE = -1, -2  # size classes that share segments
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """Bytes at a stage's peak. `parts` sum to `peak_allocated_bytes`; `framework` is what rounding adds; `where` is the instruction."""
+
+    stage: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    resident_bytes: int
+    parts: dict[str, int]
+    where: str
+    host_bytes: int
+    largest: tuple[tuple[str, int], ...] = field(default=())
+
+
+@dataclass(slots=True)
+class Effect:
+    """What one call of a block does: vectors over PARTS, and counts by size class."""
+
+    net: list[int]
+    at_peak: list[int]
+    peak_local: int
+    net_sizes: Counter[int]
+    peak_sizes: dict[int, int]
+
+
+class Rounding:
+    """The allocator's rules."""
+
+    def __init__(self, allocator: Allocator) -> None:
+        self.rules = allocator
+        self.large_bytes = allocator.large_segment_bytes // 2  # an allocation of at least half a large segment gets one of its own
+
+    def allocated(self, bytes_: int) -> int:
+        """Bytes of a block handed out."""
+        return _up(bytes_, self.rules.round_bytes)
+
+    def size_class(self, bytes_: int) -> tuple[int, int]:
+        """(class, amount): a large size is its own class and counts segments; the others share and count bytes."""
+        size = self.allocated(bytes_)
+        if size <= self.rules.small_limit_bytes:
+            return SMALL, size
+        return (MIDDLE, size) if size < self.large_bytes else (_up(size, self.rules.segment_round_bytes), 1)
+
+    def reserved(self, kind: int, amount: int) -> int:
+        """Bytes of device memory behind the highest amount of a class."""
+        if kind == SMALL:
+            return _up(amount, self.rules.small_segment_bytes)
+        return _up(amount, self.rules.large_segment_bytes) if kind == MIDDLE else kind * amount
+
+
+def _up(bytes_: int, step: int) -> int:
+    return -(-bytes_ // step) * step
+
+
+def _vector(buffer: Buffer, rounding: Rounding, sign: int = 1) -> list[int]:
+    values = [0] * len(PARTS)
+    values[PARTS.index(PART_OF_POOL[buffer.pool])] += sign * buffer.bytes
+    values[-1] += sign * (rounding.allocated(buffer.bytes) - buffer.bytes)
+    return values
+
+
+def on_allocator(buffer: Buffer) -> bool:
+    """Whether a call's buffer comes from the device's allocator (not a view, a fixed slot or host memory)."""
+    return buffer.slot is None and buffer.base is None and buffer.pool not in OFF_DEVICE
+
+
+def block_effect(block: Block, unbound: frozenset[int], rounding: Rounding) -> Effect:
+    """Fly one call of a block; `unbound` are in-ports with nothing behind them."""
+    live, sizes = [0] * len(PARTS), Counter[int]()
+    peak, at_peak, peak_local = -1 << 62, live[:], 0
+    peak_sizes: dict[int, int] = {}
+    born = {port.buffer for port in block.ports_in}
+    absent = {block.ports_in[k].buffer for k in unbound}
+    for local, instruction in enumerate(block.instructions):
+        for ref in instruction.writes:
+            if ref >= 0 and ref not in born and on_allocator(block.buffers[ref]):
+                born.add(ref)
+                _add(live, sizes, block.buffers[ref], rounding, 1)
+        transient = rounding.allocated(instruction.transient_bytes)
+        kind, amount = rounding.size_class(instruction.transient_bytes) if transient else (SMALL, 0)
+        for held in {*sizes, kind}:
+            peak_sizes[held] = max(peak_sizes.get(held, 0), sizes[held] + (amount if held == kind else 0))
+        if sum(live) + transient > peak:
+            peak, peak_local, at_peak = sum(live) + transient, local, live[:]
+            at_peak[PARTS.index("workspace")] += instruction.transient_bytes
+            at_peak[-1] += transient - instruction.transient_bytes
+        for ref in instruction.frees:
+            if ref >= 0 and ref not in absent and on_allocator(block.buffers[ref]):
+                _add(live, sizes, block.buffers[ref], rounding, -1)
+    return Effect(live, at_peak, peak_local, sizes, peak_sizes)
+
+
+def _add(live: list[int], sizes: Counter[int], buffer: Buffer, rounding: Rounding, sign: int) -> None:
+    for index, value in enumerate(_vector(buffer, rounding, sign)):
+        live[index] += value
+    kind, amount = rounding.size_class(buffer.bytes)
+    sizes[kind] += sign * amount
+
+
+def fly_memory(stage: RankProgram, allocator: Allocator) -> StageMemory:
+    """The peak of a stage over a step, and what holds it."""
+    rounding = Rounding(allocator)
+    resident, sizes = [0] * len(PARTS), Counter[int]()
+    for buffer in stage.buffers:
+        if buffer.base is None and buffer.pool not in OFF_DEVICE:
+            _add(resident, sizes, buffer, rounding, 1)
+    effects, order = _effects(stage, rounding)
+    before = _before([e.net for e in effects], order)
+    peaks = np.array([sum(e.at_peak) for e in effects], dtype=np.int64)[order] + before.sum(axis=1)
+    top = int(peaks.argmax())
+    effect, call = effects[order[top]], stage.calls[top]
+    parts = [r + int(b) + p for r, b, p in zip(resident, before[top], effect.at_peak, strict=True)]
+    instruction = stage.blocks[call.block].instructions[effect.peak_local]
+    return StageMemory(
+        stage=stage.stage,
+        peak_allocated_bytes=sum(parts),
+        peak_reserved_bytes=_reserved(effects, order, sizes, rounding),
+        resident_bytes=sum(resident),
+        parts=dict(zip(PARTS, parts, strict=True)),
+        where=label(instruction.phase, instruction.kind, call.micro, instruction.unit, instruction.piece),
+        host_bytes=sum(b.bytes for b in stage.buffers if b.base is None and b.pool in OFF_DEVICE),
+        largest=_largest(stage),
+    )
+
+
+def _effects(stage: RankProgram, rounding: Rounding) -> tuple[list[Effect], NDArray[np.int64]]:
+    """Distinct effects, and which one each call has."""
+    effects: list[Effect] = []
+    known: dict[tuple[int, frozenset[int]], int] = {}
+    order = []
+    for call in stage.calls:
+        key = (call.block, _unbound(call))
+        if key not in known:
+            known[key] = len(effects)
+            effects.append(block_effect(stage.blocks[call.block], key[1], rounding))
+        order.append(known[key])
+    return effects, np.array(order, dtype=np.int64)
+
+
+_NONE: frozenset[int] = frozenset()
+
+
+def _unbound(call: Call) -> frozenset[int]:
+    if all(bound >= 0 for bound, _ in call.bindings):
+        return _NONE
+    return frozenset(k for k, (bound, _) in enumerate(call.bindings) if bound < 0)
+
+
+def _before(nets: list[list[int]], order: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What is allocated when each call begins: rows of calls, columns as in `nets`."""
+    steps = np.array(nets, dtype=np.int64)[order]
+    return np.cumsum(steps, axis=0) - steps
+
+
+def _reserved(effects: list[Effect], order: NDArray[np.int64], resident: Counter[int], rounding: Rounding) -> int:
+    kinds = sorted({kind for e in effects for kind in e.peak_sizes} | set(resident))
+    before = _before([[e.net_sizes[kind] for kind in kinds] for e in effects], order)
+    peaks = np.array([[e.peak_sizes.get(kind, 0) for kind in kinds] for e in effects], dtype=np.int64)[order]
+    highest = (before + peaks).max(axis=0)
+    return sum(rounding.reserved(kind, resident[kind] + int(amount)) for kind, amount in zip(kinds, highest, strict=True))
+
+
+def _largest(stage: RankProgram, count: int = 5) -> tuple[tuple[str, int], ...]:
+    """The largest rank-wide buffers, for whoever wants to know what to shrink."""
+    held = sorted(((b.what, b.bytes) for b in stage.buffers if b.base is None), key=lambda item: -item[1])
+    return tuple(held[:count])

@@ -1,0 +1,254 @@
+"""A merged segment: many instructions flown as one max-plus step.
+
+Its times depend on when the host reaches it, when its streams were free and when what it waits for ended. All of that is
+taken relative to the start of its first instruction, which is the latest of that instruction's own inputs.
+
+1. *Translation.* If every other input comes no later than it would be needed when nothing but the first instruction holds
+   the segment back, it runs exactly like that reference, shifted. Two or three comparisons decide it.
+2. *Recurrence.* Otherwise each member starts at the latest of its issue, its stream and its waits. Results are kept by
+   relative input, and a steady pipeline asks for the same few again and again.
+
+Where streams slow each other, the members are flown by the event engine on a clock of their own instead of the recurrence
+(`simulator.sharing`), with the same arithmetic, so times are equal to the picosecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simulator.breakdown import HOST
+from simulator.clock import FLOOR, Clock
+from simulator.costs import COMPUTE_STREAM, Row
+from simulator.sharing import Activity, Contention, Device, Site
+
+NEVER = FLOOR // 2  # anything earlier was not bound by an input
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Times of a segment relative to the start of its first member, in picoseconds. `account` is (class, time) of compute and of the
+    gaps inside; `gaps` are (input, from, to) charged to whoever stands behind that input."""
+
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+    outs: tuple[int, ...]
+    account: tuple[tuple[int, int], ...]
+    gaps: tuple[tuple[int, int, int], ...]
+
+
+class Merge:
+    """The members of a segment with their sources resolved to members (>= 0) and inputs (-1 - input)."""
+
+    __slots__ = (
+        "closed", "contention", "entry", "host_slack", "issued", "memo", "outputs", "reference", "rows", "slack", "sources", "width",
+    )  # fmt: skip
+
+    def __init__(
+        self, rows: tuple[Row, ...], streams: tuple[int, ...], external: tuple[int, ...], watched: tuple[int, ...], contention: Contention
+    ) -> None:
+        self.rows = rows
+        self.contention = contention
+        self.width = len(streams) + len(external)
+        self.sources = _sources(rows, streams, external)
+        self.issued = _running_sum([row.issue_ps for row in rows])
+        self.entry = tuple(-1 - source for source in self.sources[0])
+        place = {row.local: index for index, row in enumerate(rows)}
+        ends = {row.stream: index for index, row in enumerate(rows)}
+        self.outputs = (*(ends[stream] for stream in streams), *(place[local] for local in watched))
+        self.memo: dict[tuple[int, ...], Outcome] = {}
+        self.host_slack = FLOOR
+        self.slack = [FLOOR] * self.width
+        self.closed = self._closed()
+        self.reference = self._reference()
+
+    def _closed(self) -> bool:
+        """Every member follows the first, and the last compute member follows all: nothing of a neighbour runs beside them."""
+        tail = max(index for index, row in enumerate(self.rows) if row.stream == COMPUTE_STREAM)
+        followed = [False] * len(self.rows)
+        followed[tail] = True
+        for index in range(tail, -1, -1):
+            if followed[index]:
+                for source in self.sources[index]:
+                    if source >= 0:
+                        followed[source] = True
+        return all(followed) and min(self._recurrence(FLOOR, [FLOOR] * self.width)[0]) > NEVER
+
+    def _reference(self) -> Outcome | None:
+        """The flight in which only the first member is held back (it starts at 0); None when a member does not follow the first."""
+        nothing = [FLOOR] * self.width
+        starts, ends = self._times(FLOOR, nothing)
+        if min(starts) <= NEVER:
+            return None
+        self.host_slack = min(starts[index] - self.issued[index] for index in range(1, len(self.rows)))
+        slack = [-FLOOR] * self.width
+        for index, sources in enumerate(self.sources):
+            for source in sources:
+                if source < 0:
+                    slack[-1 - source] = min(slack[-1 - source], starts[index])
+        self.slack = slack
+        return self._outcome(FLOOR, nothing, starts, ends)
+
+    def fly(self, host: int, inputs: Sequence[int]) -> tuple[int, Outcome]:
+        """(start of the first member, outcome) for a host that reaches the segment at `host` and inputs in order."""
+        first = host + self.issued[0]
+        for index in self.entry:
+            if inputs[index] > first:
+                first = inputs[index]
+        if self.reference is not None and host - first <= self.host_slack:
+            for time, slack in zip(inputs, self.slack, strict=True):
+                if time - first > slack:
+                    break
+            else:
+                return first, self.reference
+        return first, self._held_back(first, host, inputs)
+
+    def _held_back(self, first: int, host: int, inputs: Sequence[int]) -> Outcome:
+        apart = [host - first, *(FLOOR if time == FLOOR else time - first for time in inputs)]
+        key = tuple(map(max, apart, self._floors()))
+        known = self.memo.get(key)
+        if known is None:
+            starts, ends = self._times(key[0], key[1:])
+            known = self.memo[key] = self._outcome(key[0], key[1:], starts, ends)
+        return known
+
+    def _floors(self) -> Sequence[int]:
+        """What an input may be raised to without changing anything: its slack; with contention (where later is not always later),
+        only the first member's start, before which no member runs."""
+        if self.contention.active:
+            return (-self.issued[-1], *(0 for _ in range(self.width)))
+        return (self.host_slack, *self.slack) if self.reference is not None else [FLOOR] * (self.width + 1)
+
+    def _times(self, host: int, inputs: Sequence[int]) -> tuple[list[int], list[int]]:
+        return self._shared(host, inputs) if self.contention.active else self._recurrence(host, inputs)
+
+    def _recurrence(self, host: int, inputs: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Starts and ends when nothing slows anything; the first member starts at 0 by definition."""
+        starts, ends = [0], [self.rows[0].work_ps]
+        for index in range(1, len(self.rows)):
+            time = host + self.issued[index]
+            for source in self.sources[index]:
+                bound = ends[source] if source >= 0 else inputs[-1 - source]
+                if bound > time:
+                    time = bound
+            starts.append(time)
+            ends.append(time + self.rows[index].work_ps)
+        return starts, ends
+
+    def _shared(self, host: int, inputs: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The same with contention, on a clock of its own that starts with the first member."""
+        flight = _SharedFlight(self, host, inputs)
+        flight.clock.run()
+        return flight.starts, flight.ends
+
+    def _outcome(self, host: int, inputs: Sequence[int], starts: list[int], ends: list[int]) -> Outcome:
+        account: dict[int, int] = {}
+        gaps: list[tuple[int, int, int]] = []
+        front = 0
+        for index, row in enumerate(self.rows):
+            if row.stream != COMPUTE_STREAM:
+                continue
+            if starts[index] > front and index:
+                self._charge(account, gaps, front, (host, inputs, starts, ends), index)
+            account[row.work] = account.get(row.work, 0) + ends[index] - starts[index]
+            front = ends[index]
+        outs = tuple(ends[index] for index in self.outputs)
+        return Outcome(tuple(starts), tuple(ends), outs, tuple(account.items()), tuple(gaps))
+
+    def _charge(
+        self,
+        account: dict[int, int],
+        gaps: list[tuple[int, int, int]],
+        begin: int,
+        flight: tuple[int, Sequence[int], list[int], list[int]],
+        index: int,
+    ) -> None:
+        """Charge the idle time before a compute member to the communications it waited for, and to what they waited for."""
+        host, inputs, starts, ends = flight
+        end = starts[index]
+        while end > begin:
+            cause = self._cause(host, inputs, ends, index)
+            if cause is None:
+                account[HOST] = account.get(HOST, 0) + end - begin
+                return
+            if cause < 0:
+                gaps.append((-1 - cause, begin, end))
+                return
+            cut = max(begin, starts[cause])
+            kind = self.rows[cause].work
+            account[kind] = account.get(kind, 0) + end - cut
+            index, end = cause, cut
+
+    def _cause(self, host: int, inputs: Sequence[int], ends: list[int], index: int) -> int | None:
+        """The source a member waited for last; None: the host."""
+        latest, cause = FLOOR, None
+        for source in self.sources[index]:
+            bound = ends[source] if source >= 0 else inputs[-1 - source]
+            if bound > latest:
+                latest, cause = bound, source
+        return None if host + self.issued[index] > latest else cause
+
+
+class _SharedFlight:
+    """Flies the members of a segment as activities of one device."""
+
+    def __init__(self, merge: Merge, host: int, inputs: Sequence[int]) -> None:
+        self.merge = merge
+        self.clock = Clock()
+        self.device = Device(merge.contention)
+        count = len(merge.rows)
+        self.starts, self.ends = [FLOOR] * count, [FLOOR] * count
+        self.ready = [max([host + merge.issued[i], *(inputs[-1 - s] for s in merge.sources[i] if s < 0)]) for i in range(count)]
+        self.ready[0] = 0
+        self.pending = [sum(s >= 0 for s in sources) for sources in merge.sources]
+        self.followers: list[list[int]] = [[] for _ in range(count)]
+        for index, sources in enumerate(merge.sources):
+            for source in sources:
+                if source >= 0:
+                    self.followers[source].append(index)
+        for index in range(count):
+            if not self.pending[index]:
+                self._ready(index)
+
+    def _ready(self, index: int) -> None:
+        start = self.ready[index]
+        if start <= NEVER:  # follows nothing: reported as it is, never begun
+            return
+        self.starts[index] = start
+        if start > self.clock.now:
+            self.clock.at(start, lambda _: self._begin(index))
+        else:
+            self._begin(index)
+
+    def _begin(self, index: int) -> None:
+        row = self.merge.rows[index]
+        Activity(self.clock, (Site(self.device, row.stream),), row.work_ps, lambda: self._done(index)).begin()
+
+    def _done(self, index: int) -> None:
+        now = self.ends[index] = self.clock.now
+        for follower in self.followers[index]:
+            self.ready[follower] = max(self.ready[follower], now)
+            self.pending[follower] -= 1
+            if not self.pending[follower]:
+                self._ready(follower)
+
+
+def _sources(rows: tuple[Row, ...], streams: tuple[int, ...], external: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """For each member: the one before it on its stream, then its waits; members >= 0, inputs -1 - input."""
+    place = {row.local: index for index, row in enumerate(rows)}
+    entry = {ref: len(streams) + index for index, ref in enumerate(external)}
+    tail = {stream: -1 - index for index, stream in enumerate(streams)}
+    found = []
+    for index, row in enumerate(rows):
+        waits = [place[w] if w in place else -1 - entry[w] for w in row.waits]
+        found.append((tail[row.stream], *waits))
+        tail[row.stream] = index
+    return found
+
+
+def _running_sum(values: list[int]) -> tuple[int, ...]:
+    total, sums = 0, []
+    for value in values:
+        total += value
+        sums.append(total)
+    return tuple(sums)

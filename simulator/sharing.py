@@ -1,0 +1,149 @@
+"""Work that shares a device or a node: how long it takes depends on what runs beside it, and that changes.
+
+An `Activity` is an amount of work (picoseconds when alone) with a slow-down factor. Whenever the set of active work on a
+device or node changes, the factors are found again, the work done so far is settled, and the end is scheduled anew;
+the older end event carries an older version and is ignored.
+
+Two causes, both from the profile: measured contention between streams of one device, and processor sharing of a CPU
+node's cores among computing ranks and communicating threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from calibration.profile import Profile
+from plan.program import STREAMS
+from simulator.clock import Clock
+
+HOST = len(STREAMS)  # the host stream of a synchronous device, after the program's own streams
+
+
+def millicores(cores: float) -> int:
+    """Cores as whole thousandths."""
+    return round(cores * 1000)
+
+
+class Contention:
+    """Slow-down factors between streams of a device. `active` is False when every factor is 1."""
+
+    def __init__(self, factors: list[list[float]]) -> None:
+        self.factors = factors
+        self.coupled = [[a != b and (f[b] != 1.0 or factors[b][a] != 1.0) for b in range(len(f))] for a, f in enumerate(factors)]
+        self.active = any(any(row) for row in self.coupled)
+
+    @staticmethod
+    def of(profile: Profile) -> Contention:
+        """What the profile measured (1 on the diagonal: one stream runs one thing at a time)."""
+        width = range(HOST + 1)
+        names = (*STREAMS, "host")
+        return Contention([[1.0 if a == b else profile.contention(names[a], names[b]) for b in width] for a in width])
+
+
+class Node:
+    """The cores of one CPU node, in millicores (integers add up exactly): `demand` is what everything active asks for."""
+
+    __slots__ = ("cores", "demand", "devices")
+
+    def __init__(self, cores: int) -> None:
+        self.cores = millicores(cores)
+        self.demand = 0
+        self.devices: list[Device] = []
+
+    def factor(self, own: int, busy: float) -> float:
+        """Slow-down of threads that ask for `own` millicores; `busy` is their measured slow-down (>= 1) when all other cores run."""
+        share = max(1.0, self.demand / self.cores)
+        spare = self.cores - own
+        others = min(1.0, max(0, self.demand - own) / spare) if spare > 0 else 0.0
+        return share * (1.0 + (busy - 1.0) * others)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a piece of work runs. `own` millicores asked for, `many` ranks doing the same on the node (folding)."""
+
+    device: Device
+    stream: int
+    own: int = 0
+    many: int = 1
+    busy: float = 1.0
+
+
+class Device:
+    """One rank's device: what is active on it."""
+
+    __slots__ = ("active", "contention", "node")
+
+    def __init__(self, contention: Contention, node: Node | None = None) -> None:
+        self.contention = contention
+        self.node = node
+        self.active: list[tuple[Activity, Site]] = []
+        if node is not None:
+            node.devices.append(self)
+
+    def factor(self, activity: Activity, site: Site) -> float:
+        """Slow-down of work at `site` by what else is active."""
+        factor = 1.0
+        row = self.contention.factors[site.stream]
+        for other, at in self.active:
+            if other is not activity:
+                factor *= row[at.stream]
+        return factor if self.node is None else factor * self.node.factor(site.own, site.busy)
+
+
+class Activity:
+    """An amount of work on one or more sites (a collective's members advance together, at the slowest one's pace)."""
+
+    __slots__ = ("clock", "done", "factor", "remaining", "since", "sites", "version")
+
+    def __init__(self, clock: Clock, sites: tuple[Site, ...], work_ps: int, done: Callable[[], None]) -> None:
+        self.clock = clock
+        self.sites = sites
+        self.remaining = float(work_ps)
+        self.done = done
+        self.factor = 0.0  # not started
+        self.since = clock.now
+        self.version = 0
+
+    def begin(self) -> None:
+        """Join the active set now."""
+        self.since = self.clock.now
+        for site in self.sites:
+            site.device.active.append((self, site))
+            if site.device.node is not None:
+                site.device.node.demand += site.own * site.many
+        self._refresh()
+
+    def _refresh(self) -> None:
+        seen: set[int] = set()
+        for site in self.sites:
+            node = site.device.node
+            for device in (site.device,) if node is None else node.devices:
+                for activity, _ in device.active:
+                    if id(activity) not in seen:
+                        seen.add(id(activity))
+                        activity.retime()
+
+    def retime(self) -> None:
+        """Find the factor again; when it changed, settle what was done and schedule the end anew."""
+        factor = max(site.device.factor(self, site) for site in self.sites)
+        if factor == self.factor:
+            return
+        now = self.clock.now
+        if self.factor:
+            self.remaining = max(0.0, self.remaining - (now - self.since) / self.factor)
+        self.since = now
+        self.factor = factor
+        self.version += 1
+        self.clock.at(now + round(self.remaining * factor), self._ended, self.version)
+
+    def _ended(self, event: object) -> None:
+        if event.value != self.version:  # type: ignore[attr-defined]
+            return
+        for site in self.sites:
+            site.device.active.remove((self, site))
+            if site.device.node is not None:
+                site.device.node.demand -= site.own * site.many
+        self._refresh()
+        self.done()

@@ -1,0 +1,71 @@
+"""A profile made of simple rules, so that tests know every time by heart; and hand-made one-rank programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from calibration.collectives import CommCost, Geometry, steps, wire_factor
+from calibration.profile import Allocator, CoreSharing
+from plan.ops import bytes_of, flops_of
+from plan.program import KernelCall
+
+ALLOCATOR = Allocator(512, 2**20, 2 * 2**20, 20 * 2**20, 2 * 2**20, 300 * 2**20)
+
+
+@dataclass(frozen=True)
+class Covered:
+    """Everything is inside the tables."""
+
+    inside: bool = True
+
+
+@dataclass
+class FakeProfile:
+    """FLOPs at `flops_per_s`, bytes at `bytes_per_s`, alpha-beta rings; every number may be set."""
+
+    name: str = "fake"
+    flops_per_s: float = 2e14
+    bytes_per_s: float = 1.5e12
+    launch_s: float = 2e-6
+    issue_s: float = 5e-6
+    alpha_s: float = 3e-6
+    bus_bytes_per_s: float = 2e11
+    nic_bytes_per_s: float = 2e10
+    factors: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    cores: CoreSharing | None = None
+    allocator: Allocator = ALLOCATOR
+    residuals: Mapping[str, float] = field(default_factory=lambda: {"gemm": 0.03, "collective": 0.1, "host": 0.2})
+    factor: float = 1.0
+
+    def kernel_s(self, call: KernelCall) -> float:
+        one = self.launch_s * call.count + flops_of(call) / self.flops_per_s + bytes_of(call) / self.bytes_per_s
+        return one * self.factor
+
+    def host_issue_s(self, kind: str, kernels: int) -> float:
+        return self.issue_s * (1 + kernels) * self.factor
+
+    def collective(self, op: str, bytes_: int, dtype: str, geometry: Geometry, algorithm: str = "auto") -> CommCost:
+        n = geometry.ranks
+        if n < 2:
+            return CommCost(0.0, 0.0, 0.0)
+        rate = self.bus_bytes_per_s if geometry.nodes == 1 else 8 * self.nic_bytes_per_s / geometry.links
+        moved = wire_factor(op, n) * bytes_
+        return CommCost(steps(op, n) * self.alpha_s * self.factor, moved / rate * self.factor, moved)
+
+    def copy_s(self, kind: str, bytes_: int) -> float:
+        return bytes_ / self.nic_bytes_per_s * self.factor
+
+    def contention(self, stream: str, beside: str) -> float:
+        return self.factors.get((stream, beside), 1.0)
+
+    def covers(self, call: KernelCall) -> Covered:
+        return Covered()
+
+    def for_threads(self, threads: int) -> FakeProfile:
+        return self
+
+    def scaled(self, factor: float) -> FakeProfile:
+        from dataclasses import replace
+
+        return replace(self, factor=self.factor * factor)
