@@ -23,8 +23,10 @@ from __future__ import annotations
 
 from plan.program import RankProgram, StepProgram
 from plan.prove_blocks import Atoms, Broken, Shape, analyse, shape_key
+from plan.prove_complete import prove_complete
 from plan.prove_error import ProofError as ProofError
 from plan.prove_error import name
+from plan.prove_order import prove_order
 from plan.prove_period import find_run, text_of
 from plan.prove_ports import Ports
 from plan.prove_storage import Storage
@@ -32,6 +34,8 @@ from plan.prove_storage import Storage
 
 def prove(program: StepProgram, skip: bool = True) -> None:
     """Raises ProofError when the program must not fly. `skip=False` steps through every call of a steady state too."""
+    prove_complete(program)
+    prove_order(program)
     shapes: dict[tuple[object, ...], Shape] = {}
     for number, stage in enumerate(program.classes):
         _prove_storage(stage, number, shapes, skip)
