@@ -27,6 +27,7 @@ from simulator.sharing import Activity, Contention, Device, Node, Site
 
 HOST_MILLICORES = 1000  # an issuing thread runs on one core
 Source = tuple["Op | Merged", int]
+_NOTHING: dict[int, tuple[int, Trail]] = {}
 
 
 class Channel:
@@ -162,7 +163,7 @@ class Op:
 class Merged:
     """A merged segment in flight. `outs`: end of every stream, then the watched members'."""
 
-    __slots__ = ("call", "first", "host", "outcome", "outs", "pending", "rank", "segment", "sources", "waiters")
+    __slots__ = ("before", "call", "first", "host", "outcome", "outs", "pending", "rank", "segment", "sources", "waiters")
 
     def __init__(self, rank: RankFlight, segment: Segment, call: int, host: int, sources: list[Source | None]) -> None:
         self.rank = rank
@@ -173,6 +174,7 @@ class Merged:
         self.waiters: list[Op | Merged | RankFlight] = []
         self.outs: list[int] | None = None
         self.first = 0
+        self.before: dict[int, tuple[int, Trail]] = _NOTHING
         self.outcome: Outcome | None = None
         self.pending = 0
         for source in sources:
@@ -200,6 +202,11 @@ class Merged:
         for index, begin, end in outcome.gaps:
             source = self.sources[index]
             blame(account, first + begin, first + end, None if source is None else source[0].trail(source[1]))
+        for index in merge.others:
+            if inputs[index] > rank.front:  # no gap reaches further back than the front
+                source = self.sources[index]
+                if source is not None and (trail := source[0].trail(source[1])) is not None:
+                    self.before = {**self.before, index: (inputs[index], trail)}
         self.sources = ()
         self.first, self.outcome = first, outcome
         outs = [first + out for out in outcome.outs]
@@ -227,11 +234,23 @@ class Merged:
         assert self.segment.merge is not None
         assert self.outcome is not None
         member = self.segment.merge.outputs[output]
-        row = self.segment.rows[member]
-        if row.stream == COMPUTE_STREAM:
+        if self.segment.rows[member].stream == COMPUTE_STREAM:
             return None
-        start = self.first + self.outcome.starts[member]
-        return start, row.work, start, row.wait, None
+        return self._trail(self.segment.merge, self.outcome, member)
+
+    def _trail(self, merge: Merge, outcome: Outcome, member: int) -> Trail:
+        """The communications that ran one after another up to a member: inside this segment, and before it on their streams."""
+        start, row = outcome.starts[member], self.segment.rows[member]
+        before: Trail | None = None
+        for source in merge.sources[member]:
+            if source < 0:
+                time, trail = self.before.get(-1 - source, (FLOOR, None))
+                before = trail if time == self.first + start else None
+            elif outcome.ends[source] == start and self.segment.rows[source].stream != COMPUTE_STREAM:
+                before = self._trail(merge, outcome, source)
+            if before is not None:
+                break
+        return self.first + start, row.work, self.first + start, row.wait, before
 
 
 class RankFlight:

@@ -85,16 +85,17 @@ class _Places:
         step = 1 if role == "pp_next" else -1
         peers = [neighbour(ring, rank, step) for rank, ring in enumerate(where)]
         classes, node = self.program.class_of, self.node
-        load: Counter[tuple[int, int, int]] = Counter()
+        out: Counter[tuple[int, int, int]] = Counter()
+        into: Counter[tuple[int, int, int]] = Counter()
         for rank, peer in enumerate(peers):
             if node[rank] != node[peer]:
-                load[node[rank], classes[rank], classes[peer]] += 1
-                load[node[peer], classes[rank], classes[peer]] += 1
+                out[node[rank], classes[rank], classes[peer]] += 1
+                into[node[peer], classes[rank], classes[peer]] += 1
         found = {}
         for rank, peer in enumerate(peers):
             kind = (classes[rank], classes[peer])
             crosses = node[rank] != node[peer]
-            links = max(load[node[rank], *kind], load[node[peer], *kind]) if crosses else 1
+            links = max(out[node[rank], *kind], into[node[peer], *kind]) if crosses else 1
             found[rank] = Geometry(2, 2 if crosses else 1, 1 if crosses else 2, links, self.wires)
         return found
 

@@ -41,7 +41,7 @@ class Merge:
     """The members of a segment with their sources resolved to members (>= 0) and inputs (-1 - input)."""
 
     __slots__ = (
-        "closed", "contention", "entry", "host_slack", "issued", "memo", "outputs", "reference", "rows", "slack", "sources", "width",
+        "closed", "contention", "entry", "host_slack", "issued", "memo", "others", "outputs", "reference", "rows", "slack", "sources", "width",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +56,7 @@ class Merge:
         place = {row.local: index for index, row in enumerate(rows)}
         ends = {row.stream: index for index, row in enumerate(rows)}
         self.outputs = (*(ends[stream] for stream in streams), *(place[local] for local in watched))
+        self.others = tuple(index for index, stream in enumerate(streams) if stream != COMPUTE_STREAM)
         self.memo: dict[tuple[int, ...], Outcome] = {}
         self.host_slack = FLOOR
         self.slack = [FLOOR] * self.width
