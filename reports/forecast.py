@@ -21,7 +21,7 @@ class Stage:
     __pydantic_config__: ClassVar[dict[str, Any]] = DESCRIBED
     stage: int
     peak_gib: float
-    """Allocated bytes at the peak, framework included."""
+    """Bytes of live tensors at the peak, as the allocator rounds them."""
     weights_gib: float
     gradients_gib: float
     optimizer_gib: float
@@ -31,7 +31,7 @@ class Stage:
     workspace_gib: float
     """Kernel workspaces and temporaries alive at the peak."""
     framework_gib: float
-    """Device context, libraries and communicators."""
+    """What the allocator's rounding adds; the device context is apart, in `context_gib`."""
     peak_at: str
     """The instruction during which the peak stands."""
 
@@ -45,9 +45,11 @@ class Memory:
     """Most bytes of live tensors at once."""
     peak_reserved_gib: float
     """Most bytes the caching allocator holds."""
+    context_gib: float
+    """Device context, libraries and communicators, outside the allocator."""
     capacity_gib: float
     fits: bool
-    """Reserved plus framework is at most the capacity."""
+    """Reserved plus context is at most the capacity."""
     per_stage: tuple[Stage, ...]
     host_gib: float
     """Memory of a node's host used by the job."""
@@ -106,6 +108,7 @@ class Forecast:
     flop_convention: str
     """exact (causal attention at half) | megatron | palm."""
     peak_tflops_per_gpu: float | None
+    """The data sheet's dense peak at the run's precision; on a CPU the best GEMM rate in the profile."""
     parameters: int
     gpus: int
     memory: Memory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from reports import tables
@@ -57,9 +58,12 @@ def _numbers(forecast: Forecast) -> RenderableType:
     peak = forecast.peak_tflops_per_gpu
     of = f" of {digits(peak)}" if peak else ""
     cost, memory = forecast.cost, forecast.memory
-    spare = memory.capacity_gib - memory.peak_reserved_gib - max(s.framework_gib for s in memory.per_stage)
+    spare = memory.capacity_gib - memory.peak_reserved_gib - memory.context_gib
     fits = f"fits, {gib(spare)} GiB spare" if memory.fits else f"DOES NOT FIT, {gib(-spare)} GiB too much"
-    held = f"{gib(memory.peak_allocated_gib)} allocated, {gib(memory.peak_reserved_gib)} reserved"
+    held = (
+        f"{gib(memory.peak_allocated_gib)} allocated, {gib(memory.peak_reserved_gib)} reserved "
+        f"+ {gib(memory.context_gib)} context"
+    )
     tflops = f"model {digits(forecast.model_tflops_per_gpu)}, hardware {digits(forecast.hardware_tflops_per_gpu)}{of}"
     shares = f"{percent(forecast.mfu)}, {percent(forecast.hfu)}"
     job = f"{digits(cost.days)} days, {count(cost.gpu_hours)} GPU-hours, {count(cost.usd)} USD"
@@ -87,7 +91,7 @@ def _stage(stage: Stage) -> tuple[str, ...]:
 
 
 def _time(forecast: Forecast) -> RenderableType:
-    names = {name: getattr(forecast.time, name) for name in forecast.time.__dataclass_fields__}
+    names = asdict(forecast.time)
     rows = [
         (name.replace("_", " "), percent(share), seconds(share * forecast.step_time_s), _bar(share))
         for name, share in sorted(names.items(), key=lambda item: -item[1])

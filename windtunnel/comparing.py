@@ -58,7 +58,8 @@ def compare_folder(folder: RunFolder, profile: Any = None, top: int = 12) -> Com
     run, measured, times_s = folder.run(), folder.timeline(), folder.step_times_s()
     flown = api.fly(run, profile=profile or profile_named(measured) or run.cluster.profile)
     predicted = flown.flight.timeline()
-    comparison = compare(predicted, measured, times_s, top, tuple(flown.flight.interval))
+    interval = flown.flight.interval
+    comparison = compare(predicted, measured, times_s, top, (interval.low_s, interval.high_s))
     return Compared(comparison, predicted, measured, run)
 
 

@@ -29,7 +29,8 @@ def bad(tmp_path: Path) -> dict[str, Path]:
     ("kind", "said"),
     [
         ("empty", "is empty"), ("list", "holds a list"), ("text", "holds a str"), ("binary", "is not"),
-        ("broken", "not valid YAML"), ("twice", "given twice"), ("nan", "nan"), ("folder", "cannot be read"), ("missing", "does not exist"),
+        ("broken", "not valid YAML"), ("twice", "given twice"), ("nan", "nan"), ("folder", "cannot be read"),
+        ("missing", "does not exist"),
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_run_file(command: str, kind: str, said: str, bad: dict[str, Path], wt: Call) -> None:

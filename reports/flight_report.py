@@ -1,0 +1,110 @@
+"""From a flight to the forecast record: throughput, utilisation, memory, cost, warnings. Arithmetic only."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from plan.errors import InputError
+from plan.flops import CONVENTIONS, Convention, hardware_flops_per_step, model_flops_per_step
+from plan.program import StepProgram
+from plan.run import Run
+from reports import coverage
+from reports.forecast import NOT_MODELLED, Forecast, Memory, Stage, TimeShares, cost_of, steps_of, utilisation
+
+if TYPE_CHECKING:
+    from calibration.profile import Profile
+    from simulator.flight import Flight
+    from simulator.memory import StageMemory
+
+GIB = 2.0**30
+
+
+def report(
+    run: Run, program: StepProgram, profile: Profile, flight: Flight, *, flops: str = "exact", notes: Sequence[str] = ()
+) -> Forecast:
+    """The forecast record of a flight. `flops`: exact, megatron or palm; `notes`: what an importer wants to be read."""
+    if flops not in CONVENTIONS:
+        raise InputError(f"FLOP convention {flops!r} is not known; use one of {', '.join(CONVENTIONS)}")
+    convention = cast(Convention, flops)
+    step, gpus = flight.step_time_s, program.world
+    rate = 1.0 / step if step > 0 else float("inf")
+    model_tflops = model_flops_per_step(run, convention) * rate / gpus / 1e12
+    hardware_tflops = hardware_flops_per_step(run, convention) * rate / gpus / 1e12
+    peak = peak_tflops(run, profile)
+    steps = steps_of(run.budget.tokens, run.tokens_per_step, run.train.steps)
+    return Forecast(
+        step_time_s=step,
+        step_time_interval_s=(flight.interval.low_s, flight.interval.high_s),
+        tokens_per_s=run.tokens_per_step * rate,
+        tokens_per_s_per_gpu=run.tokens_per_step * rate / gpus,
+        model_tflops_per_gpu=model_tflops,
+        hardware_tflops_per_gpu=hardware_tflops,
+        mfu=utilisation(model_tflops, peak),
+        hfu=utilisation(hardware_tflops, peak),
+        flop_convention=flops,
+        peak_tflops_per_gpu=peak,
+        parameters=run.model.parameters(),
+        gpus=gpus,
+        memory=_memory(run, profile, flight),
+        time=TimeShares(**flight.breakdown),
+        cost=cost_of(step, steps, gpus, run.price_per_gpu_hour),
+        warnings=(*notes, *coverage.warnings(program, profile)),
+        not_modelled=tuple(NOT_MODELLED),
+        run=run.to_dict(),
+        profile=profile.name,
+        profile_hash=profile_hash(profile),
+        program_hash=program.hash,
+    )
+
+
+def profile_hash(profile: Profile) -> str:
+    """SHA-256 of a profile's content and time factor: equal numbers, equal hash, wherever the file lies."""
+    text = f"{profile.file.model_dump_json()}|{profile.time_factor!r}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def peak_tflops(run: Run, profile: Profile) -> float | None:
+    """Dense peak of one GPU at the run's precision from its data sheet; of a CPU rank the best GEMM rate that was
+    measured."""
+    stated = run.cluster.peak_flops(run.plan.precision)
+    if stated is not None:
+        return stated / 1e12
+    rates: list[float] = [
+        entry.form.flops_per_s
+        for entry in profile.file.gemm
+        if entry.dtype == run.plan.precision
+        and entry.threads in (0, profile.for_threads(run.cluster.threads_per_rank).threads)
+    ]
+    return max(rates) / 1e12 if rates and run.cluster.device == "cpu" else None
+
+
+def _memory(run: Run, profile: Profile, flight: Flight) -> Memory:
+    stages: Sequence[StageMemory] = flight.memory
+    context = profile.allocator.context_bytes
+    reserved = max(stage.peak_reserved_bytes for stage in stages)
+    capacity = run.cluster.gpu_memory_gib * GIB
+    return Memory(
+        peak_allocated_gib=max(stage.peak_allocated_bytes for stage in stages) / GIB,
+        peak_reserved_gib=reserved / GIB,
+        context_gib=context / GIB,
+        capacity_gib=run.cluster.gpu_memory_gib,
+        fits=reserved + context <= capacity,
+        per_stage=tuple(_stage(stage) for stage in stages),
+        host_gib=_host_bytes(run, flight) / GIB,
+    )
+
+
+def _stage(stage: StageMemory) -> Stage:
+    parts: dict[str, Any] = {f"{name}_gib": bytes_ / GIB for name, bytes_ in stage.parts.items()}
+    return Stage(stage=stage.stage, peak_gib=stage.peak_allocated_bytes / GIB, peak_at=stage.where, **parts)
+
+
+def _host_bytes(run: Run, flight: Flight) -> int:
+    """The fullest node's host memory: what its ranks keep there."""
+    of_node: dict[int, int] = {}
+    for rank, number in enumerate(flight.program.class_of):
+        node = run.cluster.node_of(rank)
+        of_node[node] = of_node.get(node, 0) + flight.memory[number].host_bytes
+    return max(of_node.values())
