@@ -1,0 +1,137 @@
+"""A single-process trainer by plain autograd: the reference every parallel layout is held to. It shares no parallel code with the trainer.
+
+Tensors are (batch, sequence, hidden), the whole global batch is one forward pass, the loss is one mean, AdamW and its clipping are written out.
+From the project it takes only what defines a run: the model's numbers, the text, the initial weights, and the hash behind a dropout mask.
+"""
+
+import math
+
+import torch
+from torch.nn import functional as F
+
+from kernels.random import Dropout, uniform_reference
+from plan.model import Model
+from plan.run import Run
+
+Tensor = torch.Tensor
+Weights = dict[str, Tensor]
+
+
+class Oracle:
+    """Trains `weights` (full tensors by parameter name, vocabulary unpadded) as `run` asks, in their type."""
+
+    def __init__(self, run: Run, weights: Weights) -> None:
+        self.run, self.model = run, run.model
+        self.weights = {name: w.clone().requires_grad_() for name, w in weights.items()}
+        self.first = {name: torch.zeros_like(w) for name, w in weights.items()}
+        self.second = {name: torch.zeros_like(w) for name, w in weights.items()}
+
+    def step(self, step: int, grid: Tensor) -> tuple[float, float]:
+        """(loss, gradient norm) of one optimizer step on (global batch, seq + 1) token ids."""
+        loss = mean_loss(self.model, self.weights, grid, self.run.train.seed, step)
+        gradients = dict(zip(self.weights, torch.autograd.grad(loss, list(self.weights.values())), strict=True))
+        norm = math.sqrt(sum(float(g.detach().double().square().sum()) for g in gradients.values()))
+        clip = self.run.optimizer.clip_norm
+        scale = min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
+        with torch.no_grad():
+            for name, gradient in gradients.items():
+                self._adamw(name, gradient * scale, step)
+        return float(loss.detach()), norm
+
+    def _adamw(self, name: str, gradient: Tensor, step: int) -> None:
+        o, w = self.run.optimizer, self.weights[name]
+        (b1, b2), m, v, t = o.betas, self.first[name], self.second[name], step + 1
+        rate = self._rate(step)
+        m.copy_(b1 * m + (1 - b1) * gradient)
+        v.copy_(b2 * v + (1 - b2) * gradient * gradient)
+        decay = o.weight_decay if w.dim() > 1 else 0.0
+        w.mul_(1 - rate * decay).sub_(rate * (m / (1 - b1**t)) / ((v / (1 - b2**t)).sqrt() + o.eps))
+
+    def _rate(self, step: int) -> float:
+        s, o = self.run.optimizer.schedule, self.run.optimizer
+        if step < s.warmup_steps:
+            return o.lr * (step + 1) / s.warmup_steps
+        progress = min(1.0, (step - s.warmup_steps) / (s.decay_steps - s.warmup_steps))
+        return s.min_lr + (o.lr - s.min_lr) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def mean_loss(model: Model, w: Weights, grid: Tensor, seed: int, step: int) -> Tensor:
+    """Mean cross entropy of (batch, seq + 1) ids."""
+    logits = logits_of(model, w, grid[:, :-1], seed, step)
+    return F.cross_entropy(logits.flatten(0, 1), grid[:, 1:].flatten())
+
+
+def logits_of(model: Model, w: Weights, tokens: Tensor, seed: int = 0, step: int = 0) -> Tensor:
+    """(batch, seq, vocab)."""
+    x = F.embedding(tokens, w["embed.tokens.weight"])
+    if model.positions == "learned":
+        x = x + w["embed.positions.weight"][: tokens.shape[1]]
+    if model.embedding_norm:
+        x = _norm(model, w, "embed.norm", x)
+    x = _drop(model.dropout, x, (seed, step, 0, 0))
+    for layer in range(model.layers):
+        base, unit = f"layers.{layer}", layer + 1
+        attended = _attention(model, w, f"{base}.attn", _norm(model, w, f"{base}.attn.norm", x), (seed, step, unit))
+        x = x + _drop(model.dropout, attended, (seed, step, unit, 1))
+        fed = _feed_forward(model, w, f"{base}.mlp", _norm(model, w, f"{base}.mlp.norm", x))
+        x = x + _drop(model.dropout, fed, (seed, step, unit, 2))
+    table = w["embed.tokens.weight"] if model.tied_embeddings else w["head.weight"]
+    return F.linear(_norm(model, w, "head.norm", x), table)
+
+
+def _norm(model: Model, w: Weights, base: str, x: Tensor) -> Tensor:
+    if model.norm == "layernorm":
+        return F.layer_norm(x, x.shape[-1:], w[f"{base}.weight"], w[f"{base}.bias"], model.norm_eps)
+    return F.rms_norm(x, x.shape[-1:], w[f"{base}.weight"], model.norm_eps)
+
+
+def _feed_forward(model: Model, w: Weights, base: str, x: Tensor) -> Tensor:
+    u = F.linear(x, w[f"{base}.up.weight"], w.get(f"{base}.up.bias"))
+    if model.gated:
+        gate, up = u.split(model.ffn, dim=-1)
+        a = F.silu(gate) * up
+    else:
+        a = F.gelu(u, approximate="tanh")
+    return F.linear(a, w[f"{base}.down.weight"], w.get(f"{base}.down.bias"))
+
+
+def _attention(model: Model, w: Weights, base: str, x: Tensor, stream: tuple[int, int, int]) -> Tensor:
+    batch, length, _ = x.shape
+    fused = F.linear(x, w[f"{base}.qkv.weight"], w.get(f"{base}.qkv.bias"))
+    q, k, v = fused.split([model.attention_width, model.kv_width, model.kv_width], dim=-1)
+    q, k, v = (t.view(batch, length, -1, model.head_dim).transpose(1, 2) for t in (q, k, v))
+    if model.positions == "rotary":
+        q, k = _rotate(model, q), _rotate(model, k)
+    times = model.heads // model.kv_heads
+    k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
+    scores = q @ k.transpose(-1, -2) / math.sqrt(model.head_dim)
+    future = torch.ones(length, length, dtype=torch.bool).triu(1)
+    p = scores.masked_fill(future, float("-inf")).softmax(-1)
+    if model.attention_dropout:
+        query = torch.arange(batch)[:, None, None, None] * length + torch.arange(length)[None, None, :, None]
+        element = torch.arange(model.heads)[None, :, None, None] * length + torch.arange(length)[None, None, None, :]
+        p = _masked(model.attention_dropout, p, (*stream, 3), query, element)
+    out = (p @ v).transpose(1, 2).reshape(batch, length, -1)
+    return F.linear(out, w[f"{base}.out.weight"], w.get(f"{base}.out.bias"))
+
+
+def _rotate(model: Model, x: Tensor) -> Tensor:
+    half = model.head_dim // 2
+    inverse = 1.0 / model.rope_theta ** (torch.arange(half, dtype=torch.float64) / half)
+    turn = torch.outer(torch.arange(x.shape[2], dtype=torch.float64), inverse)
+    cos, sin = torch.cat((turn, turn), -1).cos().to(x.dtype), torch.cat((turn, turn), -1).sin().to(x.dtype)
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+
+def _drop(p: float, x: Tensor, stream: tuple[int, int, int, int]) -> Tensor:
+    if p == 0.0:
+        return x
+    batch, length, width = x.shape
+    token = (torch.arange(batch)[:, None] * length + torch.arange(length))[..., None]
+    return _masked(p, x, stream, token, torch.arange(width))
+
+
+def _masked(p: float, x: Tensor, stream: tuple[int, int, int, int], token: Tensor, element: Tensor) -> Tensor:
+    seed, step, layer, site = stream
+    uniform = uniform_reference(Dropout.at(p, seed=seed, step=step, layer=layer, site=site), token, element)
+    return x * (uniform >= torch.tensor(p)) / (1 - p)

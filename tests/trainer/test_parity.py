@@ -1,0 +1,102 @@
+"""The parity ladder: every layout trains exactly as one process with plain autograd does, in fp64 to 1e-9 and in fp32 to 1e-5.
+
+The key part of a QKV bias is left out of the parameter comparison: its true gradient is 0 (a constant added to every key moves no softmax), so
+AdamW turns its rounding noise into steps of full size, in any implementation.
+"""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from plan.run import Run
+from tests.trainer.oracle import Oracle
+from tests.trainer.pool import Pool
+from tests.trainer.ranks import GPT, LLAMA, assemble, initial_weights, make_run, text, train
+
+STEPS = 10
+MODELS = {"llama": LLAMA, "gpt": GPT}
+TP2, PP2, DP2 = {"tensor_parallel": 2}, {"pipeline_parallel": 2}, {"data_parallel": 2}
+SP = {"sequence_parallel": True}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "single": {},
+    "dp2": DP2,
+    "tp2": TP2 | {"sequence_parallel": False},
+    "tp2-sp": TP2 | SP,
+    "pp2-gpipe": PP2 | {"schedule": "gpipe"},
+    "pp2-1f1b": PP2 | {"schedule": "1f1b"},
+    "dp2-tp2": DP2 | TP2 | SP,
+    "tp2-pp2": TP2 | PP2 | SP,
+    "dp2-pp2": DP2 | PP2,
+}
+
+
+@cache
+def _reference(model: str, precision: str, extra: str) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
+    run = make_run(MODELS[model] | _extra(extra), {"precision": precision} | _extra_plan(extra))
+    oracle = Oracle(run, initial_weights(run))
+    data, batch = text(run), tuple(range(run.plan.global_batch_size))
+    results = [oracle.step(step, data.batch(step, batch)) for step in range(STEPS)]
+    return [r[0] for r in results], [r[1] for r in results], {name: w.detach() for name, w in oracle.weights.items()}
+
+
+def _extra(name: str) -> dict[str, Any]:
+    return {"": {}, "dropout": {"dropout": 0.1, "attention_dropout": 0.1}}[name]
+
+
+def _extra_plan(name: str) -> dict[str, Any]:
+    return {"attention": "unfused"} if name == "dropout" else {}
+
+
+def _hold(pool: Pool, model: str, plan: dict[str, Any], extra: str = "") -> None:
+    run = make_run(MODELS[model] | _extra(extra), plan | _extra_plan(extra))
+    losses, norms, weights = _reference(model, run.plan.precision, extra)
+    shares = pool.run(train, run.plan.world, run, STEPS)
+    exact = run.plan.precision == "fp64"
+    tolerance = 1e-9 if exact else 1e-5
+    for share in shares:
+        assert share.losses == pytest.approx(losses, rel=tolerance)
+        assert share.norms == pytest.approx(norms, rel=tolerance)
+        assert (share.leaked_bytes, share.leaked_places) == (0, 0)
+    if exact:
+        _hold_parameters(run, assemble(shares, run), weights, tolerance)
+
+
+def _hold_parameters(run: Run, trained: dict[str, torch.Tensor], weights: dict[str, torch.Tensor], tolerance: float) -> None:
+    copies = {"head.weight"} if run.model.tied_embeddings else set()
+    assert set(trained) - copies == set(weights)
+    for name in copies & set(trained):
+        assert torch.equal(trained.pop(name), trained["embed.tokens.weight"])
+    q, kv = run.model.attention_width, run.model.kv_width
+    for name, tensor in trained.items():
+        difference = (tensor - weights[name]).abs()
+        if name.endswith("qkv.bias"):
+            difference[q : q + kv] = 0
+        assert float(difference.max()) < tolerance, name
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_losses_norms_and_parameters_in_fp64(pool: Pool, model: str, layout: str) -> None:
+    _hold(pool, model, LAYOUTS[layout])
+
+
+@pytest.mark.parametrize("layout", ["single", "dp2", "tp2", "tp2-sp", "pp2-1f1b", "tp2-pp2"])
+def test_losses_and_norms_in_fp32(pool: Pool, layout: str) -> None:
+    _hold(pool, "llama", LAYOUTS[layout] | {"precision": "fp32"})
+
+
+@pytest.mark.parametrize("micro", [1, 4])
+def test_accumulation_changes_nothing(pool: Pool, micro: int) -> None:
+    _hold(pool, "llama", DP2 | {"micro_batch_size": micro})
+
+
+@pytest.mark.parametrize("layout", ["single", "dp2", "tp2", "tp2-sp", "pp2-1f1b"])
+def test_dropout_drops_the_same_elements_under_every_layout(pool: Pool, layout: str) -> None:
+    _hold(pool, "gpt", LAYOUTS[layout], "dropout")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_small_buckets_reduce_while_backward_runs(pool: Pool, model: str) -> None:
+    _hold(pool, model, DP2 | {"communication": {"bucket_mb": 0.02}})
