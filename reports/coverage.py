@@ -45,12 +45,13 @@ def kernel_calls(program: StepProgram) -> Counter[KernelCall]:
 
 
 def _sentence(call: KernelCall, profile: Profile) -> str:
-    """One sentence an operator and dtype, so that shapes do not flood the report."""
+    """One sentence an operator, dtype and variant, so that shapes do not flood the report."""
     coverage = profile.covers(call)
+    name = f"{call.op} {call.dtype} {call.variant}".rstrip()
     if coverage.status == "missing":
-        return f"{call.op} {call.dtype}: not measured, {coverage.how}"
+        return f"{name}: not measured, {coverage.how}"
     if coverage.status == "extrapolated":
-        return f"{call.op} {call.dtype}: shapes beyond the measured ones, extrapolated"
+        return f"{name}: shapes beyond the measured ones, extrapolated"
     return ""
 
 

@@ -22,9 +22,16 @@ GIB = 2.0**30
 
 
 def report(
-    run: Run, program: StepProgram, profile: Profile, flight: Flight, *, flops: str = "exact", notes: Sequence[str] = ()
+    run: Run,
+    program: StepProgram,
+    profile: Profile,
+    flight: Flight,
+    *,
+    flops: str = "exact",
+    notes: Sequence[str] = (),
+    warnings: Sequence[str] = (),
 ) -> Forecast:
-    """The forecast record of a flight. `flops`: exact, megatron or palm; `notes`: what an importer wants to be read."""
+    """The forecast record of a flight. `flops`: exact, megatron or palm; `notes` and `warnings`: an importer's."""
     if flops not in CONVENTIONS:
         raise InputError(f"FLOP convention {flops!r} is not known; use one of {', '.join(CONVENTIONS)}")
     convention = cast(Convention, flops)
@@ -50,7 +57,8 @@ def report(
         memory=_memory(run, profile, flight),
         time=TimeShares(**flight.breakdown),
         cost=cost_of(step, steps, gpus, run.price_per_gpu_hour),
-        warnings=(*notes, *coverage.warnings(program, profile)),
+        warnings=(*warnings, *coverage.warnings(program, profile)),
+        notes=tuple(notes),
         not_modelled=tuple(NOT_MODELLED),
         run=run.to_dict(),
         profile=profile.name,

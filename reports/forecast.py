@@ -115,7 +115,9 @@ class Forecast:
     time: TimeShares
     cost: Cost
     warnings: tuple[str, ...]
-    """What the profile had to extrapolate or derive, and what an importer noted."""
+    """What to look at: what the profile had to extrapolate or derive, and what an importer could not carry over."""
+    notes: tuple[str, ...]
+    """How an importer translated the file."""
     not_modelled: tuple[str, ...]
     """What the forecast leaves out."""
     run: dict[str, Any]

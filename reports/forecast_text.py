@@ -24,7 +24,11 @@ MOST_STAGES = 16
 def forecast_text(forecast: Forecast, width: int = 100, colour: bool = False) -> str:
     """The report of `windtunnel forecast`."""
     parts: list[RenderableType] = [_title(forecast), _numbers(forecast), _memory(forecast), _time(forecast)]
-    for title, lines in (("Warnings", forecast.warnings), ("Not modelled", forecast.not_modelled)):
+    for title, lines in (
+        ("Warnings", forecast.warnings),
+        ("Notes", forecast.notes),
+        ("Not modelled", forecast.not_modelled),
+    ):
         if lines:
             parts.append("\n".join([title, *(f"- {line}" for line in lines)]))
     return tables.render(tables.spaced(parts), width, colour)
@@ -66,7 +70,7 @@ def _numbers(forecast: Forecast) -> RenderableType:
     )
     tflops = f"model {digits(forecast.model_tflops_per_gpu)}, hardware {digits(forecast.hardware_tflops_per_gpu)}{of}"
     shares = f"{percent(forecast.mfu)}, {percent(forecast.hfu)}"
-    job = f"{digits(cost.days)} days, {count(cost.gpu_hours)} GPU-hours, {count(cost.usd)} USD"
+    job = f"{tables.duration(cost.days * 86400)}, {count(cost.gpu_hours)} GPU-hours, {count(cost.usd)} USD"
     rows = [
         ("step time", f"{seconds(forecast.step_time_s)}  [{seconds(low)}, {seconds(high)}]"),
         ("tokens/s", f"{count(forecast.tokens_per_s)}  ({count(forecast.tokens_per_s_per_gpu)} a GPU)"),
@@ -98,8 +102,8 @@ def _time(forecast: Forecast) -> RenderableType:
         if share > 0
     ]
     columns = ("where the time goes", "share", "a step", "")
-    return tables.table("", columns, rows)
+    return tables.table("", columns, rows, last_left=True)
 
 
 def _bar(share: float, cells: int = 40) -> str:
-    return ("█" * round(share * cells)).ljust(cells)
+    return "█" * round(share * cells)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -34,8 +35,18 @@ def milliseconds(value: float | None) -> str:
 def digits(value: float) -> str:
     """Three significant digits without an exponent."""
     size = abs(value)
+    if 0 < size < 1:
+        return f"{value:.{min(9, 2 - math.floor(math.log10(size)))}f}"
     places = 0 if size >= 100 else 1 if size >= 10 else 2
     return f"{value:,.{places}f}"
+
+
+def duration(value_s: float) -> str:
+    """A long time in the unit people plan in: `95.2 days`, `3.40 h`, `12.0 min`, `21.6 s`."""
+    for size, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if abs(value_s) >= size:
+            return f"{digits(value_s / size)} {unit}"
+    return seconds(value_s)
 
 
 def percent(value: float | None, signed: bool = False) -> str:
@@ -50,7 +61,7 @@ def count(value: float) -> str:
     for size, unit in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k")):
         if abs(value) >= size:
             return f"{digits(value / size)}{unit}"
-    return f"{value:,.0f}"
+    return f"{value:,.0f}" if float(value).is_integer() else digits(value)
 
 
 def gib(value: float) -> str:
@@ -58,8 +69,10 @@ def gib(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}" if abs(value) >= 1 else f"{value:.3f}"
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> Table:
-    """A table whose first `left` columns are text (aligned left, folded when long) and whose others are numbers."""
+def table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1, last_left: bool = False
+) -> Table:
+    """A table whose first `left` columns (and the last, if `last_left`) are text, and whose others are numbers."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -74,7 +87,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], lef
         show_edge=False,
     )
     for place, name in enumerate(columns):
-        if place < left:
+        if place < left or (last_left and place == len(columns) - 1):
             made.add_column(Text(name), overflow="fold")
         else:
             made.add_column(Text(name), justify="right", no_wrap=True)

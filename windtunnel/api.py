@@ -69,11 +69,13 @@ def forecast(run: RunLike, overrides: Sequence[str] = (), *, profile: Any = None
     return forecast_of(fly(run, overrides, profile=profile), flops=flops)
 
 
-def forecast_of(flown: Flown, *, flops: str = "exact", notes: Sequence[str] = ()) -> Forecast:
+def forecast_of(
+    flown: Flown, *, flops: str = "exact", notes: Sequence[str] = (), warnings: Sequence[str] = ()
+) -> Forecast:
     """The report of a flight."""
     from reports.flight_report import report
 
-    return report(flown.run, flown.program, flown.profile, flown.flight, flops=flops, notes=notes)
+    return report(flown.run, flown.program, flown.profile, flown.flight, flops=flops, notes=notes, warnings=warnings)
 
 
 def train(run: RunLike, overrides: Sequence[str] = (), *, output: str | Path | None = None) -> Path:

@@ -83,7 +83,7 @@ def import_command(source: RunSource, target: str | None, as_json: bool) -> int:
     """Print, or write, the run file that RUN means, as resolved."""
     run = source.load()
     if as_json:
-        output.emit_json({"run": run.to_dict(), "notes": source.notes, "written": target})
+        output.emit_json({"run": run.to_dict(), "notes": source.notes, "warnings": source.warnings, "written": target})
     if target:
         _write(Path(target), run_yaml(run, source))
         output.note(f"wrote {target}")
@@ -97,7 +97,10 @@ def run_yaml(run: Run, source: RunSource) -> str:
     """The run as a YAML run file that loads to an equal run; the importer's notes stand above it as comments."""
     import yaml
 
-    head = [f"# from {Path(source.path).name}", *(f"# {line}" for note in source.notes for line in note.splitlines())]
+    head = [
+        f"# from {Path(source.path).name}",
+        *(f"# {line}" for note in (*source.warnings, *source.notes) for line in note.splitlines()),
+    ]
     plain = json.loads(json.dumps(run.to_dict()))
     body = yaml.safe_dump(plain, sort_keys=False, width=110, default_flow_style=None, allow_unicode=True)
     return "\n".join(head) + "\n" + body
@@ -112,5 +115,7 @@ def _write(target: Path, text: str) -> None:
 
 
 def _notes(source: RunSource) -> None:
+    for text in source.warnings:
+        output.note(f"warning: {text}")
     for text in source.notes:
         output.note(f"note: {text}")

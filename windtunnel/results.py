@@ -158,7 +158,9 @@ class Imported:
     run: dict[str, Any]
     """As resolved: a run file that loads to the same run."""
     notes: tuple[str, ...]
-    """What the importer assumed, ignored or could not carry over."""
+    """How the importer translated the file."""
+    warnings: tuple[str, ...]
+    """What it could not carry over, and what to look at."""
     written: str | None
 
 

@@ -18,6 +18,7 @@ from plan.errors import InputError
 from plan.run import Run, load, override
 
 YAML = (".yaml", ".yml")
+SECTIONS = {"model", "cluster", "plan"}
 
 
 @dataclass(slots=True)
@@ -29,7 +30,9 @@ class RunSource:
     cluster: str = ""
     nodes: int = 0
     model: str = ""
+    variables: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     def load(self) -> Run:
         """The run as resolved. Raises InputError with every problem of the file, the options and the rules."""
@@ -44,8 +47,14 @@ class RunSource:
         if Path(self.path).suffix.lower() in YAML:
             from plan.run import read_yaml
 
-            return self._with_options(read_yaml(self.path))
+            raw = read_yaml(self.path)
+            if len(SECTIONS & (raw.keys() | self._given())) > 1 and SECTIONS & raw.keys():
+                return self._with_options(raw)
         return self._imported()
+
+    def _given(self) -> set[str]:
+        """Sections that the options bring."""
+        return {name for name in ("model", "cluster") if getattr(self, name)}
 
     def _with_options(self, raw: dict[str, Any]) -> dict[str, Any]:
         """The options replace the sections of the same name; `--nodes` alone replaces one key."""
@@ -60,19 +69,27 @@ class RunSource:
         return raw
 
     def _imported(self) -> dict[str, Any]:
-        from plan.files import text_of
+        from plan.importers import import_file
 
-        text_of(Path(self.path))  # a missing or binary file is an error of its own, whatever format it should have had
-        from plan.importers.megatron import Request
-
-        try:
-            from plan.importers import read_file
-        except ImportError:
-            raise InputError(f"{self.path}: only YAML run files can be read; rename it to .yaml if it is one") from None
-        request = Request(cluster=self.cluster or None, nodes=self.nodes or None, model=self.model or None)
-        imported = read_file(Path(self.path), request)
+        imported = import_file(
+            self.path,
+            cluster=self.cluster or None,
+            nodes=self.nodes or None,
+            model=self.model or None,
+            variables=self._variables(),
+        )
         self.notes += imported.notes
-        return dict(imported.run)
+        self.warnings += imported.warnings
+        return dict(imported.run_dict)
+
+    def _variables(self) -> dict[str, str]:
+        pairs = [text.partition("=") for text in self.variables]
+        wrong = [
+            f"--var {name!r}: write NAME=VALUE" for name, equals, _ in pairs if not (equals and name.isidentifier())
+        ]
+        if wrong:
+            raise InputError(wrong)
+        return {name: value for name, _, value in pairs}
 
 
 def _from_stdin() -> dict[str, Any]:

@@ -22,6 +22,7 @@ def forecast(
     cluster: o.Cluster = "",
     nodes: o.Nodes = 0,
     model: o.Model = "",
+    var: o.Var = [],  # noqa: B006
     profile: o.Profile = "",
     flops: Annotated[
         Flops, typer.Option(help="FLOP convention of MFU and HFU; exact counts causal attention at half.")
@@ -41,9 +42,9 @@ def forecast(
     from windtunnel import api, output
     from windtunnel.source import RunSource
 
-    source = RunSource(run, tuple(set_), cluster, nodes, model)
+    source = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var))
     flown = api.fly(source.load(), profile=profile or None, unfold=unfold)
-    result = api.forecast_of(flown, flops=flops.value, notes=source.notes)
+    result = api.forecast_of(flown, flops=flops.value, notes=source.notes, warnings=source.warnings)
     if timeline:
         api.save_timeline(flown, timeline)
     if trace:

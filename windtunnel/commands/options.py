@@ -39,3 +39,7 @@ Profile = Annotated[
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object with documented keys (schemas ship with the package).")
 ]
+Var = Annotated[
+    list[str],
+    typer.Option("--var", metavar="NAME=VALUE", help="Define a shell variable of a launch script.", show_default=False),
+]

@@ -17,13 +17,14 @@ def program(
     cluster: o.Cluster = "",
     nodes: o.Nodes = 0,
     model: o.Model = "",
+    var: o.Var = [],  # noqa: B006
     as_json: o.Json = False,
 ) -> int:
     """Print the step program of a rank: every instruction, in host issue order, with waits and kernel calls."""
     from windtunnel.programs import program_command
     from windtunnel.source import RunSource
 
-    return program_command(RunSource(run, tuple(set_), cluster, nodes, model), rank, csv, as_json)
+    return program_command(RunSource(run, tuple(set_), cluster, nodes, model, tuple(var)), rank, csv, as_json)
 
 
 def import_(
@@ -32,6 +33,7 @@ def import_(
     cluster: o.Cluster = "",
     nodes: o.Nodes = 0,
     model: o.Model = "",
+    var: o.Var = [],  # noqa: B006
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="FILE", help="Write there, not to stdout.", show_default=False)
     ] = "",
@@ -41,4 +43,4 @@ def import_(
     from windtunnel.programs import import_command
     from windtunnel.source import RunSource
 
-    return import_command(RunSource(run, tuple(set_), cluster, nodes, model), output or None, as_json)
+    return import_command(RunSource(run, tuple(set_), cluster, nodes, model, tuple(var)), output or None, as_json)

@@ -19,10 +19,11 @@ def train(
     cluster: o.Cluster = "",
     nodes: o.Nodes = 0,
     model: o.Model = "",
+    var: o.Var = [],  # noqa: B006
     as_json: o.Json = False,
 ) -> int:
     """Train; starts torchrun itself when not already under it. Prints the run folder at the end."""
     from windtunnel.source import RunSource
     from windtunnel.training import train_command
 
-    return train_command(RunSource(run, tuple(set_), cluster, nodes, model), output or None, as_json)
+    return train_command(RunSource(run, tuple(set_), cluster, nodes, model, tuple(var)), output or None, as_json)

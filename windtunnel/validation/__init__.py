@@ -1,0 +1,11 @@
+"""The scoreboard: forecasts held against published measurements, source by source.
+
+    rows = published.read()                 # the rows of calibration/published/runs.csv
+    case = rows_.convert(rows[0])           # a run dict, or the stated reason why the row is not scored
+    board = score.scoreboard(rows)          # flown and scored, per source
+    print(table.text(board))
+
+Nothing here tunes anything: a row becomes a run by rules written down in `conventions`, the run is flown with the
+profile its cluster names, and the difference is reported. Only step time (or tokens/s) and memory are compared, never a
+printed TFLOP/s or MFU: those rest on conventions that differ by a third between sources.
+"""

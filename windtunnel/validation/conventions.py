@@ -1,0 +1,156 @@
+"""What each source's rows mean as runs: the facts its columns leave out, each with its reason.
+
+A published row names sizes and degrees; what else a run needs (model family, attention kernel, how a node is wired,
+whether gradients overlap) is the same for all rows of a source and stands here, once, as data. `presumed` are cells
+that the source did not publish and that are filled all the same; they are counted as presumptions and printed with the
+scoreboard. Nothing in this file is fitted: every entry is what the source, its framework's defaults or a data sheet
+says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from windtunnel.validation.published import Published
+
+MemoryKind = Literal["allocated", "reserved", "device"]
+
+GPT: Mapping[str, Any] = {"activation": "gelu", "norm": "layernorm", "positions": "learned", "bias": True, "tied_embeddings": True}
+BLOOM: Mapping[str, Any] = {**GPT, "positions": "alibi", "embedding_norm": True}
+LLAMA: Mapping[str, Any] = {"activation": "swiglu", "norm": "rmsnorm", "positions": "rotary", "bias": False}
+MPT: Mapping[str, Any] = {**GPT, "positions": "alibi", "bias": False}
+
+A100, H100 = "dgx-a100-80gb", "dgx-h100"
+MEGATRON: Mapping[str, Any] = {"implementation": "megatron", "attention": "unfused"}
+FSDP: Mapping[str, Any] = {"implementation": "torch-fsdp", "attention": "flash"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Convention:
+    """How a source's rows are read. `matches`: the `file` column and how ids begin.
+
+    `memory`: what the printed figure counts (live tensors, what the allocator holds, or the whole device), in units of
+    `memory_unit_bytes`. `presumed[column]` = (value, why) fills an empty cell.
+    """
+
+    name: str
+    matches: tuple[str, str]
+    cluster: Mapping[str, Any]
+    family: Mapping[str, Any]
+    plan: Mapping[str, Any]
+    presumed: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    memory: MemoryKind = "device"
+    memory_unit_bytes: float = 2.0**30
+    why: str = ""
+
+
+CONVENTIONS: tuple[Convention, ...] = (
+    Convention(
+        name="sc21",
+        matches=("megatron_papers", "mlm-sc21"),
+        cluster={"preset": A100},
+        family=GPT,
+        plan={**MEGATRON, "communication": {"overlap": True}},
+        why="Selene: DGX A100, 8 × 200 Gb/s. torch DDP of the time overlaps its all-reduce with backward.",
+    ),
+    Convention(
+        name="korthikanti",
+        matches=("megatron_papers", "korthikanti"),
+        cluster={"preset": A100},
+        family=GPT,
+        plan={**MEGATRON, "communication": {"overlap": False}},
+        presumed={"dp": ("1", "Table 3 of the paper"), "zero_stage_or_sharding": ("none (DP=1)", "one replica")},
+        memory="allocated",
+        why="Selene; one replica, so no gradient traffic. Memory figures are states plus activations, GiB.",
+    ),
+    Convention(
+        name="megatron-2020",
+        matches=("megatron_papers", "mlm-2020"),
+        cluster={"preset": A100},
+        family=GPT,
+        plan={**MEGATRON, "communication": {"overlap": False}},
+        why="README tables of 2020.",
+    ),
+    Convention(
+        name="vtrain",
+        matches=("vtrain", ""),
+        cluster={"preset": A100, "nics": {"count": 4}},
+        family=GPT,
+        plan={**MEGATRON, "communication": {"overlap": False}},
+        presumed={
+            "vocab": ("50257", "default of the source's simulator"),
+            "precision": ("fp16", "Megatron's usual precision on A100 then; bf16 costs the same"),
+            "zero_stage_or_sharding": ("none", "not stated; one all-reduce of all gradients, no bucketing"),
+        },
+        why="8 GPUs and 4 × 200 Gb/s NICs a node; its validation configurations switch gradient bucketing off.",
+    ),
+    Convention(
+        name="bloom",
+        matches=("bloom_bigscience", ""),
+        cluster={"preset": A100, "nics": {"count": 4, "bandwidth_gb_s": 12.5}},
+        family=BLOOM,
+        plan={**MEGATRON, "communication": {"overlap": False}},
+        memory="device",
+        why="Jean Zay: 4 × Omni-Path 100 Gb/s a node. Megatron's program stands for Megatron-DeepSpeed's. nvidia-smi memory.",
+    ),
+    Convention(
+        name="zero-bubble",
+        matches=("papers_misc", "zb-"),
+        cluster={"preset": A100},
+        family=GPT,
+        plan={**MEGATRON, "communication": {"overlap": False}},
+        presumed={
+            "vocab": ("50304", "GPT-2's vocabulary, padded"),
+            "precision": ("fp16", "Megatron's default training precision"),
+            "recompute": ("none", "memory grows with the micro-batches in flight"),
+        },
+        memory="allocated",
+        memory_unit_bytes=1e9,
+        why="A Megatron-LM fork on one node a pipeline; first and last stage hold one layer fewer.",
+    ),
+    Convention(
+        name="nanotron",
+        matches=("nanotron_playbook", ""),
+        cluster={"preset": H100},
+        family=LLAMA,
+        plan={"implementation": "windtunnel", "attention": "flash", "communication": {"overlap": True}},
+        presumed={
+            "recompute": ("none", "the framework's default"),
+            "sp": ("yes", "TP mode not printed; reduce-scatter mode is the benchmark script's default"),
+        },
+        memory="allocated",
+        why="AWS p5 presumed. nanotron is closest to our own trainer: 1F1B, flash attention, fp32 accumulation, ZeRO-1.",
+    ),
+    Convention(
+        name="nvidia-dgxc",
+        matches=("nvidia_dgxc_benchmarking", ""),
+        cluster={"preset": H100},
+        family=LLAMA,
+        plan={"implementation": "megatron", "attention": "flash", "communication": {"overlap": True}},
+        presumed={"gpus_per_node": ("8", "DGX H100")},
+        why="NeMo / Megatron-Core recipes.",
+    ),
+    Convention(
+        name="torchtitan",
+        matches=("torchtitan", ""),
+        cluster={"preset": H100},
+        family=LLAMA,
+        plan=FSDP,
+        why="FSDP2.",
+    ),
+    Convention(name="fms-fsdp", matches=("ibm_fms_fsdp", ""), cluster={"preset": A100}, family=LLAMA, plan=FSDP, why="FSDP1."),
+    Convention(
+        name="llm-foundry", matches=("llm_foundry", ""), cluster={"preset": A100}, family=MPT, plan=FSDP, why="Composer on FSDP1."
+    ),
+)
+
+
+def convention(row: Published) -> Convention | None:
+    """The convention of a row's source, or None for a source nobody described."""
+    for known in CONVENTIONS:
+        file, prefix = known.matches
+        if row.file == file and row.id.startswith(prefix):
+            return known
+    return None
