@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from plan.files import text_of
-from plan.importers import deepspeed, huggingface, megatron, neox, torchtitan
+from plan.importers import deepspeed, huggingface, megatron, neox, torchtitan, torchtitan_script
 from plan.importers.detection import Format, classify, detect
 from plan.importers.ledger import Ledger
 from plan.importers.megatron import Request
+from plan.importers.shell import read_script
 from plan.importers.world import World, agree, cluster_section
 
 __all__ = ["Format", "ImportResult", "detect", "import_file"]
@@ -62,9 +63,16 @@ def import_file(
     text = text_of(where)
     kind, content = classify(text, where)
     ledger = Ledger(strict=strict)
-    request = Request(cluster, nodes, model, variables, deepspeed_semantics)
+    request = Request(cluster, nodes, model, deepspeed_semantics)
     if kind == "megatron":
-        run = megatron.translate(text, where.parent, request, ledger)
+        script = read_script(text, variables)
+        launch = torchtitan_script.find(script)
+        if launch is None:
+            run = megatron.translate(script, where.parent, request, ledger)
+        else:
+            kind = "torchtitan"
+            content, world = torchtitan_script.tables(script, launch, where.parent, ledger)
+            run = _torchtitan(content, request, ledger, world)
     else:
         run = _TRANSLATORS[kind](content, request, ledger)
     if refuse:
@@ -109,18 +117,18 @@ def _deepspeed(content: Mapping[str, Any], request: Request, ledger: Ledger) -> 
     return run | ({"cluster": cluster} if cluster else {})
 
 
-def _torchtitan(content: Mapping[str, Any], request: Request, ledger: Ledger) -> dict[str, Any]:
-    cluster, world = _sized(request, ledger)
+def _torchtitan(
+    content: Mapping[str, Any], request: Request, ledger: Ledger, stated: World | None = None
+) -> dict[str, Any]:
+    cluster, world = cluster_section(stated or World(), request.cluster, request.nodes, {}, ledger)
     run = torchtitan.translate(content, ledger, world.size)
     if request.model is not None:
         length = run["model"].get("seq_length")
         run["model"] = megatron.model_of(request.model, ledger) | ({"seq_length": length} if length else {})
     elif not run["model"]:
-        named = content.get("model", {})
-        ledger.problem(
-            f"torchtitan model {named.get('name')!r} flavor {named.get('flavor')!r} is not known here; add --model"
-            " PRESET"
-        )
+        named = torchtitan.flatten(content)
+        shown = f"{named.get('model.name')!r} flavor {named.get('model.flavor')!r}"
+        ledger.problem(f"torchtitan model {shown} is not known here; add --model PRESET")
     return run | ({"cluster": cluster} if cluster else {})
 
 

@@ -139,8 +139,8 @@ def _batch(config: dict[str, Any], setting: Setting, ledger: Ledger) -> dict[str
     if merged.train is None and merged.micro is None and not setting.script:
         state = "open" if config.get("__auto_batch") else "not given, which DeepSpeed refuses"
         ledger.warn(
-            f"the batch size is {state}: micro batch 1 is assumed; choose one with --set plan.micro_batch_size=N, or give"
-            " train_batch_size"
+            f"the batch size is {state}: micro batch 1 is assumed; give train_batch_size, or"
+            " --set plan.micro_batch_size=N"
         )
         merged = Batch(None, 1, merged.accumulation or 1)
     config.pop("__auto_batch", None)

@@ -52,7 +52,7 @@ class Ledger:
             self.not_forecast.append(sentence)
 
     def unknown(self, name: str, known: Iterable[str], kind: str, inside: str = "") -> None:
-        """An unknown flag or key: a warning with the nearest known one (a problem when strict). `inside`: its section."""
+        """An unknown name (in the section `inside`): a warning with the nearest known one; a problem when strict."""
         hint = nearest(name, known)
         dashes = name[: len(name) - len(name.lstrip("-"))]
         sentence = f"unknown {kind} {inside}{'.' if inside else ''}{name}: it is not applied" + (

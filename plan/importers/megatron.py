@@ -1,7 +1,7 @@
 """A Megatron-LM or Megatron-DeepSpeed launch script, or a bare argument string, as a run.
 
-    translate(text, folder, Request(cluster="dgx-a100-80gb", nodes=128), ledger)  ->  {"model": ..., "cluster": ...,
-    "plan": ...}
+    translate(read_script(text), folder, Request(cluster="dgx-a100-80gb", nodes=128), ledger)  ->  {"model": ...,
+    "cluster": ..., "plan": ...}
 
 The script is evaluated (never executed), its training command found, and every flag accounted for. Lines such as
 `# windtunnel: cluster.preset=dgx-a100-80gb cluster.nics.count=4` in a script set keys of the run that no flag can say.
@@ -22,7 +22,7 @@ from plan.importers.ledger import Ledger, set_path
 from plan.importers.megatron_model import model_section
 from plan.importers.megatron_plan import fp16_gradients, plan_section
 from plan.importers.megatron_training import training_sections
-from plan.importers.shell import Script, read_script
+from plan.importers.shell import Script
 from plan.importers.world import World, agree, cluster_section
 
 OTHER_MODELS = re.compile(r"(pretrain|train)_(bert|t5|ict|vision|vlm|mamba|hybrid|retro|mimo|biencoder)")
@@ -30,25 +30,21 @@ OTHER_MODELS = re.compile(r"(pretrain|train)_(bert|t5|ict|vision|vlm|mamba|hybri
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the user adds to a file: the cluster, the number of nodes, a model, script variables, and the DeepSpeed
-    release.
-    """
+    """What the user adds to a file: the cluster, the number of nodes, a model, the DeepSpeed release."""
 
     cluster: str | Mapping[str, Any] | None = None
     nodes: int | None = None
     model: str | Mapping[str, Any] | None = None
-    variables: Mapping[str, str] | None = None
     semantics: deepspeed.Semantics = "current"
 
 
-def translate(text: str, folder: Path, request: Request, ledger: Ledger) -> dict[str, Any]:
+def translate(script: Script, folder: Path, request: Request, ledger: Ledger) -> dict[str, Any]:
     """The run of a script. Problems go to the ledger; what can be translated is."""
-    script = read_script(text, request.variables)
     for warning in script.warnings:
         ledger.warn(warning)
     for problem in script.problems:
         ledger.problem(problem)
-    said = pragmas(text, ledger)
+    said = pragmas(script.text, ledger)
     launch = find_launch(script, ledger)
     if launch is None:
         return said

@@ -85,7 +85,10 @@ def read_script(text: str, variables: Mapping[str, str] | None = None) -> Script
     script = Script(text)
     script.expander.variables |= slurm_variables(text)
     script.expander.variables |= dict(variables or {})
-    _Walk(script).run(parse(text))
+    try:
+        _Walk(script).run(parse(text))
+    except RecursionError:
+        raise InputError("the script nests brackets or commands too deeply to be read") from None
     script.warnings += script.expander.notes
     return script
 

@@ -97,6 +97,7 @@ class Expander:
             self.text('"' + expression.replace('"', "") + '"') if "$" in expression or "`" in expression else expression
         )
         names: list[str] = []
+        pending: list[str] = []
 
         def lookup(name: str) -> int:
             value = self.read(name)
@@ -104,7 +105,12 @@ class Expander:
             if not isinstance(value, str) or self.why(value):
                 names.append(value if isinstance(value, str) else "")
                 return 1
-            return evaluate(value, lookup) if value.strip() else 0
+            if name in pending:
+                raise InputError(f"$(({expression.strip()})): the variable {name} refers to itself")
+            pending.append(name)
+            number = evaluate(value, lookup) if value.strip() else 0
+            pending.pop()
+            return number
 
         if self.why(text):
             return next(iter(OPAQUE.finditer(text))).group(0)

@@ -128,6 +128,8 @@ class _Parser:
         return self.tokens[self.at]
 
     def take(self) -> Token:
+        if self.peek.kind == "end":
+            raise InputError(f"line {self.peek.line}: the script ends in the middle of a command")
         self.at += 1
         return self.tokens[self.at - 1]
 
@@ -304,7 +306,7 @@ class _Parser:
     def _double_bracket(self) -> Node:
         node = Simple(self.peek.line)
         while not self.is_word("]]"):
-            if self.peek.kind in ("end", "newline") and self.peek.kind == "end":
+            if self.peek.kind == "end":
                 raise InputError(f"line {node.line}: [[ without ]]")
             token = self.take()
             if token.kind != "newline":

@@ -1,0 +1,104 @@
+"""The flag tables and how a command's words are grouped into flags and values."""
+
+from pathlib import Path
+
+import pytest
+
+from plan.importers import flags
+from plan.importers.arguments import Arguments
+from plan.importers.ledger import Ledger
+from plan.importers.shell_expand import Expander
+from tests.plan.importers.imported import imported, said, script
+
+
+def parse(*words: str) -> Arguments:
+    """Arguments of literal words."""
+    return Arguments.parse(words, Expander(), Ledger())
+
+
+def test_every_flag_stands_in_one_table() -> None:
+    """A flag that were in two tables would be accounted for twice, or wrongly."""
+    tables = [set(flags.TRANSLATED), set(flags.RENAMED), set(flags.UNMODELLED), set(flags.NO_EFFECT)]
+    assert sum(map(len, tables)) == len(set().union(*tables))
+
+
+def test_renamed_flags_lead_to_known_ones() -> None:
+    """Every old name is rewritten into flags that are translated or without effect."""
+    for new, _ in flags.RENAMED.values():
+        assert new.split()[0] in flags.TRANSLATED
+
+
+def test_both_forms_and_negative_values() -> None:
+    """`--flag value` and `--flag=value` are the same; -1 is a value."""
+    arguments = parse("--num-layers=96", "--hidden-size", "64", "--seed", "-1", "--bf16")
+    assert arguments.integer("--num-layers") == 96
+    assert arguments.integer("--hidden-size") == 64
+    assert arguments.integer("--seed") == -1
+    assert arguments.has("--bf16")
+
+
+@pytest.mark.parametrize(
+    ("old", "key", "value"),
+    [
+        ("--batch-size 7", "micro_batch_size", 7),
+        ("--model-parallel-size 4", "tensor_parallel", 4),
+        ("--checkpoint-activations", "recompute", "full"),
+        ("--recompute-activations", "recompute", "selective"),
+    ],
+)
+def test_old_names_are_translated_with_a_note(tmp_path: Path, old: str, key: str, value: object) -> None:
+    """Old flags mean what they meant, and the note says the new name."""
+    result = imported(tmp_path, script(old).replace("--micro-batch-size 1 " if "batch" in old else "@", ""))
+    assert result.run_dict["plan"][key] == value
+    assert said(result, old.split()[0])
+    assert not result.problems
+
+
+def test_unknown_flag_names_the_nearest(tmp_path: Path) -> None:
+    """A misspelt flag is a warning with the nearest name, a problem when strict."""
+    result = imported(tmp_path, script("--tensor-model-paralel-size 2"))
+    assert said(result, "--tensor-model-paralel-size", "did you mean --tensor-model-parallel-size?")
+    assert result.run_dict["plan"]["tensor_parallel"] == 1
+    assert (
+        "--tensor-model-paralel-size"
+        in imported(tmp_path, script("--tensor-model-paralel-size 2"), strict=True).problems[0]
+    )
+
+
+def test_flags_without_effect_are_listed(tmp_path: Path) -> None:
+    """Data and logging flags are named in one note."""
+    result = imported(tmp_path, script("--data-path /d/x 1.0 /d/y --log-interval 10 --save /c --mock-data"))
+    assert said(result, "no effect on the forecast", "--data-path", "--log-interval", "--save", "--mock-data")
+
+
+def test_flags_left_out_of_the_forecast_are_warnings(tmp_path: Path) -> None:
+    """A flag that changes the real step but not the forecast says so."""
+    assert said(
+        imported(tmp_path, script("--no-masked-softmax-fusion")), "--no-masked-softmax-fusion", "keeps the fused kernel"
+    )
+
+
+def test_a_flag_given_twice(tmp_path: Path) -> None:
+    """The last value counts, as in argparse, and both are reported."""
+    result = imported(tmp_path, script("--seed 1 --seed 2"))
+    assert result.run_dict["train"]["seed"] == 2
+    assert said(result, "--seed is given twice, 1 and 2")
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("--recompute-num-layers --bf16", "--recompute-num-layers needs a value"),
+        ("--rotary-base ten --position-embedding-type rope", "--rotary-base is 'ten', but must be a number"),
+        ("--global-batch-size 5.5", "must be a whole number"),
+        ("--bf16 --fp16", "--bf16 and --fp16 exclude each other"),
+    ],
+)
+def test_bad_values(tmp_path: Path, words: str, complaint: str) -> None:
+    """Values that cannot be read are problems that quote them."""
+    assert said(imported(tmp_path, script(words)), complaint)
+
+
+def test_stray_words_are_reported(tmp_path: Path) -> None:
+    """A word that belongs to no flag is not swallowed."""
+    assert said(imported(tmp_path, script("--bf16 oops")), "'oops' belongs to no flag")

@@ -1,0 +1,115 @@
+"""Hugging Face configurations: v4 and v5 forms, families, multimodal parts, and what the model cannot express."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plan.importers.huggingface import model_section
+from plan.importers.ledger import Ledger
+from plan.run import load
+from tests.plan.importers.imported import imported, said
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
+    "hidden_act": "silu", "tie_word_embeddings": False, "rope_theta": 500000.0, "initializer_range": 0.02, "torch_dtype": "bfloat16",
+}  # fmt: skip
+GPT2 = {
+    "model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "n_ctx": 1024, "vocab_size": 50257,
+    "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "resid_pdrop": 0.1, "attn_pdrop": 0.1,
+}  # fmt: skip
+BLOOM = {
+    "model_type": "bloom",
+    "n_embed": 14336,
+    "n_layer": 70,
+    "num_attention_heads": 112,
+    "vocab_size": 250880,
+    "seq_length": 2048,
+}
+
+
+def count(folder: Path, config: dict[str, Any]) -> int:
+    """Parameters of an imported configuration, through the loader."""
+    result = imported(folder, json.dumps(config), "config.json", cluster="dgx-h100", nodes=1)
+    assert not result.problems
+    return load(result.run_dict, ["model.attention_dropout=0"]).model.parameters()
+
+
+@pytest.mark.parametrize(
+    ("config", "published"), [(LLAMA, 8_030_261_248), (GPT2, 124_439_808), (BLOOM, 176_247_271_424)]
+)
+def test_parameters_equal_the_published_count(tmp_path: Path, config: dict[str, Any], published: int) -> None:
+    """The exact integer of the model card."""
+    assert count(tmp_path, config) == published
+
+
+def test_both_rope_forms_give_the_same_model() -> None:
+    """v4: rope_theta and rope_scaling; v5: rope_parameters."""
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    old = LLAMA | {"rope_scaling": scaling | {"rope_type": "llama3"}}
+    new = {key: value for key, value in LLAMA.items() if key not in ("rope_theta", "torch_dtype")}
+    new |= {"dtype": "bfloat16", "rope_parameters": scaling | {"rope_type": "llama3", "rope_theta": 500000.0}}
+    first, second = model_section(old, Ledger()), model_section(new, Ledger())
+    assert first == second
+    assert first["rope"] == {
+        "theta": 500000.0,
+        "scaling": {
+            "kind": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positions": 8192,
+        },
+    }  # fmt: skip
+
+
+def test_the_language_part_of_a_multimodal_model(tmp_path: Path) -> None:
+    """Vision heads do not count; the note says which part was used."""
+    config = {
+        "model_type": "internvl_chat",
+        "text_config": LLAMA,
+        "vision_config": {"num_attention_heads": 25, "hidden_size": 3200},
+    }
+    result = imported(tmp_path, json.dumps(config), "config.json", cluster="dgx-h100", nodes=1)
+    assert result.run_dict["model"]["heads"] == 32
+    assert said(result, "the language part text_config is used, not vision_config")
+
+
+def test_qwen2_biases_qkv_alone() -> None:
+    """A bias on QKV and nowhere else."""
+    model = model_section(
+        LLAMA | {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False}, Ledger()
+    )
+    assert (model["bias"], model["qkv_bias"]) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": "mixtral", "num_local_experts": 8}, "mixture of experts (8 experts)"),
+        ({"model_type": "mistral", "sliding_window": 4096}, "sliding-window attention (4096 of 8192"),
+        ({"model_type": "qwen3"}, "norms on queries and keys"),
+        ({"model_type": "t5", "hidden_act": "relu"}, "model_type 't5'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope scaling of type yarn"),
+        ({"attention_bias": True}, "attention_bias true with mlp_bias false"),
+    ],
+)
+def test_what_the_model_cannot_express(change: dict[str, Any], words: str) -> None:
+    """Named as not yet forecast, never approximated."""
+    ledger = Ledger()
+    model_section(LLAMA | change, ledger)
+    assert any(words in sentence for sentence in ledger.not_forecast)
+
+
+def test_missing_shape_keys_are_problems() -> None:
+    """Every name a key may have is listed."""
+    ledger = Ledger()
+    assert model_section({"model_type": "llama", "hidden_size": 64}, ledger) == {}
+    assert any("num_hidden_layers or n_layer" in problem for problem in ledger.problems)
+
+
+def test_a_config_serves_as_the_model_of_another_file(tmp_path: Path) -> None:
+    """`--model config.json` beside a DeepSpeed JSON."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    result = imported(
+        tmp_path, '{"train_batch_size": 8}', "ds.json", cluster="dgx-h100", nodes=1, model=str(tmp_path / "config.json")
+    )
+    assert result.run_dict["model"]["layers"] == 32

@@ -1,0 +1,163 @@
+"""The shell evaluator: what a script would run is learnt, nothing is run, and what cannot be known keeps its reason."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plan.errors import InputError
+from plan.importers.shell import Script, read_script
+
+
+def words(script: Script, number: int = 0) -> list[str]:
+    """The words of one command as a user may read them."""
+    return [script.expander.show(word) for word in script.commands[number].words]
+
+
+def run(text: str) -> list[str]:
+    """The words of the only command of a script."""
+    script = read_script(text)
+    assert len(script.commands) == 1
+    return words(script)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("N=96; go --n $N ${N}", ["go", "--n", "96", "96"]),
+        ("go ${N:-8} ${M:=4} $M ${N:+x}", ["go", "8", "4", "4"]),
+        ("G=8; B=4; go $(( ${G} * B + 2 ** 3 ))", ["go", "40"]),
+        ("go $((7 / 2)) $((-7 / 2)) $((7 % 3)) $((1 < 2 ? 5 : 6))", ["go", "3", "-3", "1", "5"]),
+        ("go a \\\n  b \\\n  c", ["go", "a", "b", "c"]),
+        ("A=\" --x 1 \\\n --y 'p|q' \"; go $A", ["go", "--x", "1", "--y", "'p|q'"]),
+        ("A='one two'; go \"$A\" $A 'x $A'", ["go", "one two", "one", "two", "x $A"]),
+        ('A=" "; A=" --d ${A}"; A=" --n ${A}"; go $A', ["go", "--n", "--d"]),
+        ('A=(--s "p q" 3); go "${A[@]}" ${#A[@]} ${A[1]}', ["go", "--s", "p q", "3", "3", "p", "q"]),
+        ("A=(1); A+=(2 3); go ${A[*]}", ["go", "1", "2", "3"]),
+        ("A=x; A+=y; go $A", ["go", "xy"]),
+        ("P=a/b/c.sh; go ${P##*/} ${P%/*} ${P/b/z} ${P:0:3}", ["go", "c.sh", "a/b", "a/z/c.sh", "a/b"]),
+        ("go `pwd`/x.py $(pwd)", ["go", "./x.py", "."]),
+        ("go $(echo 3) $(expr 2 \\* 5)", ["go", "3", "10"]),
+        ("N=2; M=N; go ${!M}", ["go", "2"]),
+        ("export A=5 B=6; declare C=7; go $A $B $C", ["go", "5", "6", "7"]),
+        ("go a # b\n", ["go", "a"]),
+        ("go a#b", ["go", "a#b"]),
+        ("go x > log 2>&1", ["go", "x"]),
+        ('bash -c "go $((1+1)) x"', ["go", "2", "x"]),
+        ("C='go --n 1'; eval $C", ["go", "--n", "1"]),
+        ("f() { go $1 $2; }\nf a b", ["go", "a", "b"]),
+        ("for i in 1; do go $i; done", ["go", "1"]),
+        ("case b in a) go 1;; b|c) go 2;; esac", ["go", "2"]),
+        ("((N = 3)); ((N++)); go $N", ["go", "4"]),
+        ("A=1; A=$((A+1)); go $A", ["go", "2"]),
+    ],
+)
+def test_words_a_command_receives(text: str, expected: list[str]) -> None:
+    """Expansion, quoting and splitting as bash does them."""
+    assert run(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("condition", "taken"),
+    [
+        ('[ -z "$N" ]', True),
+        ('[ -n "$N" ]', False),
+        ("[ 4 -gt 3 ]", True),
+        ("[ a = b ]", False),
+        ("[[ $X == *7b* ]]", True),
+        ("[[ 1 -eq 1 && a != b ]]", True),
+        ("[ ! 1 -eq 1 ]", False),
+        ("(( 3 > 4 ))", False),
+        ("test 1 -le 1", True),
+    ],
+)
+def test_conditions(condition: str, taken: bool) -> None:
+    """Known conditions choose a branch; an undefined variable is empty, as in bash."""
+    assert run(f"X=llama-7b-hf\nif {condition}; then V=yes; else V=no; fi\ngo $V") == ["go", "yes" if taken else "no"]
+
+
+def test_an_unknown_condition_makes_what_it_changes_unknown() -> None:
+    """Both branches are followed; what they leave equal stays known."""
+    script = read_script("if [ -f x ]; then A=1; B=2; else A=1; B=3; fi\ngo $A $B")
+    assert script.commands[0].words[1] == "1"
+    (reason,) = script.expander.why(script.commands[0].words[2])
+    assert "the condition in line 1" in reason.sentence()
+
+
+def test_comments_inside_an_array_and_stray_backslashes() -> None:
+    """A commented flag with a trailing backslash does not swallow the next line of an array."""
+    text = "A=(\n  #  --log 1 \\\n    --eval 10 \\\n    #--save $P \\\n    --no-load\n)\ngo ${A[@]}"
+    assert run(text) == ["go", "--eval", "10", "--no-load"]
+
+
+def test_a_commented_flag_ends_a_continued_command() -> None:
+    """Outside an array bash stops at the comment: the flags after it belong to no command."""
+    script = read_script("go --a 1 \\\n # --b 2 \\\n --c 3\n")
+    assert [list(command.words) for command in script.commands] == [["go", "--a", "1"], ["--c", "3"]]
+
+
+def test_heredoc_becomes_a_file_with_variables_filled_in() -> None:
+    """`cat <<EOT > name` writes a file; a quoted delimiter keeps variables as they are."""
+    script = read_script('B=4\ncat <<EOT > a.json\n{"b": $B, "q": "it\'s"}\nEOT\ncat > b.json <<\'E\'\n$B\nE\n')
+    assert script.files == {"a.json": '{"b": 4, "q": "it\'s"}\n', "b.json": "$B\n"}
+
+
+def test_reasons_of_unknown_values_name_their_cause() -> None:
+    """Undefined variables, arguments and commands each say what they are."""
+    script = read_script("go $NOPE $1 $(nvidia-smi -L) $((NOPE * 2))")
+    reasons = [script.expander.why(word)[0].sentence() for word in script.commands[0].words[1:]]
+    assert "the variable $NOPE is not defined" in reasons[0]
+    assert "argument $1" in reasons[1]
+    assert "nvidia-smi -L" in reasons[2]
+    assert "the variable $NOPE is not defined" in reasons[3]
+
+
+def test_sourced_file_is_a_problem_and_an_environment_a_warning() -> None:
+    """What a sourced file defines is unknown; activating an environment defines nothing that matters."""
+    script = read_script("source ./config.sh\n. venv/bin/activate\n")
+    assert "sources ./config.sh" in script.problems[0]
+    assert "line 1" in script.problems[0]
+    assert "venv/bin/activate" in script.warnings[0]
+
+
+def test_slurm_header_sets_slurm_variables() -> None:
+    """`#SBATCH --nodes=24` is what $SLURM_NNODES will be."""
+    assert run("#SBATCH --nodes=24\n#SBATCH --gres=gpu:8\ngo $SLURM_NNODES $SLURM_GPUS_ON_NODE") == ["go", "24", "8"]
+
+
+def test_nothing_is_executed(tmp_path: Path) -> None:
+    """Commands, substitutions and redirections leave the machine alone."""
+    target = tmp_path / "made"
+    read_script(f"touch {target}\necho $(touch {target}) > {target}\n`touch {target}`\neval touch {target}\n")
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("go 'open", "line 1: the ' opened here is never closed"),
+        ('x\ngo "open', 'line 2: the " opened here'),
+        ("A=(1 2", "the array opened here has no closing )"),
+        ("cat <<EOT\nx", "never closed by EOT"),
+        ("if true; then go", "this if needs 'fi'"),
+        ("go $((1/0))", "division by zero"),
+        ("go $((1.5*2))", "not integer arithmetic"),
+        ("f() { f; }\nf", "calls itself"),
+        ("A=A; go $((A))", "refers to itself"),
+    ],
+)
+def test_what_cannot_be_read_names_the_place(text: str, complaint: str) -> None:
+    """Syntax errors are input errors with a line and what was left open."""
+    with pytest.raises(InputError) as error:
+        read_script(text)
+    assert complaint in str(error.value)
+
+
+@given(st.text(alphabet="aN=\"'$(){}[]\\\n#;|&<>`- 1*/if", max_size=60))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    """No text makes the evaluator fail in another way than an InputError."""
+    try:
+        read_script(text)
+    except InputError as error:
+        assert str(error)
