@@ -1,7 +1,7 @@
 """Process groups: one communicator for each (role, channel) a rank's program communicates on.
 
 Streams never share a communicator, so what runs on one stream is ordered on its communicators by host order alone. Members find their
-communicator by (members, channel); all ranks make theirs in the same order, members only. Collectives are called on the process group
+communicator by (members, channel); all ranks make all of them in the same order. Collectives are called on the process group
 itself, which skips the module's wrappers and returns the work to be waited for.
 """
 
@@ -29,19 +29,19 @@ class Communicators:
         self._groups: dict[Key, Any] = {}
 
     def join(self, program: StepProgram, rank: int) -> dict[tuple[str, str], Any]:
-        """The communicators of this rank by (role, channel); every rank of the program calls this."""
+        """The communicators of this rank by (role, channel). Every process of the job calls this, members or not: torch numbers groups."""
         mine: dict[tuple[str, str], Any] = {}
         for role, channel in channels(program):
-            ranks = members(program, role, rank)
-            if ranks is not None and len(ranks) > 1:
-                mine[role, channel] = self._group((ranks, channel))
+            for group in program.groups[role]:
+                if len(group.ranks) > 1:
+                    made = self._group((group.ranks, channel))
+                    if rank in group.ranks:
+                        mine[role, channel] = made
         return mine
 
     def _group(self, key: Key) -> Any:
         if key not in self._groups:
-            self._groups[key] = dist.new_group(
-                list(key[0]), timeout=timedelta(seconds=self.wait_s), backend=self.backend, use_local_synchronization=True
-            )
+            self._groups[key] = dist.new_group(list(key[0]), timeout=timedelta(seconds=self.wait_s), backend=self.backend)
         return self._groups[key]
 
 

@@ -1,6 +1,6 @@
 """Four worker processes joined by gloo, started once and reused by every test that needs ranks.
 
-    pool.run(function, world, *arguments)     # function(rank, *arguments) on ranks 0 … world − 1; the results in rank order
+    pool.run(function, *arguments)     # function(rank, *arguments) on all four; the results in rank order
 
 Functions and arguments must be picklable. A worker that raises fails the call with its traceback; one that does not answer fails it by name.
 """
@@ -49,14 +49,14 @@ class Pool:
             self._pipes.append(mine)
             self._processes.append(process)
 
-    def run(self, function: Callable[..., Any], world: int, *arguments: Any) -> list[Any]:
-        """Results of `function(rank, *arguments)` on the first `world` ranks."""
-        for pipe in self._pipes[:world]:
+    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Results of `function(rank, *arguments)` on every worker (a function for fewer ranks returns None on the rest)."""
+        for pipe in self._pipes:
             pipe.send((function, arguments))
         deadline, answers = time.monotonic() + ANSWER_S, []
-        for rank, pipe in enumerate(self._pipes[:world]):
+        for rank, pipe in enumerate(self._pipes):
             if not pipe.poll(max(0.0, deadline - time.monotonic())):
-                raise TimeoutError(f"rank {rank} of {world} did not answer {function.__name__} within {ANSWER_S:g} s")
+                raise TimeoutError(f"rank {rank} did not answer {function.__name__} within {ANSWER_S:g} s")
             answers.append(pipe.recv())
         broken = [f"rank {rank}:\n{text}" for rank, (good, text) in enumerate(answers) if not good]
         if broken:

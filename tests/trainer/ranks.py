@@ -46,15 +46,20 @@ def make_run(model: dict[str, Any], plan: dict[str, Any], **sections: Any) -> Ru
     return load({"model": model, "cluster": "cpu", "plan": plan, "optimizer": optimizer, **sections})
 
 
-def make_executor(rank: int, run: Run, **options: Any) -> Executor:
-    """An executor on this rank of the pool."""
+def make_executor(rank: int, run: Run, **options: Any) -> Executor | None:
+    """An executor on this rank of the pool; None on a worker the run has no rank for (which takes part in making groups)."""
     program = compile_run(run)
-    return Executor(program, run, rank, _communicators.join(program, rank), open_data(run), wait_s=30.0, **options)
+    communicators = _communicators.join(program, rank)
+    if rank >= run.plan.world:
+        return None
+    return Executor(program, run, rank, communicators, open_data(run), wait_s=30.0, **options)
 
 
-def train(rank: int, run: Run, steps: int) -> Share:
+def train(rank: int, run: Run, steps: int) -> Share | None:
     """Train `steps` steps on this rank."""
     executor = make_executor(rank, run)
+    if executor is None:
+        return None
     results = [executor.step(step) for step in range(steps)]
     places = {p.name: p for p in executor.mine.params}
     parameters = {name: (places[name], w.clone()) for name, w in executor.parameters().items()}
