@@ -79,12 +79,9 @@ def peak_tflops(run: Run, profile: Profile) -> float | None:
     stated = run.cluster.peak_flops(run.plan.precision)
     if stated is not None:
         return stated / 1e12
-    rates: list[float] = [
-        entry.form.flops_per_s
-        for entry in profile.file.gemm
-        if entry.dtype == run.plan.precision
-        and entry.threads in (0, profile.for_threads(run.cluster.threads_per_rank).threads)
-    ]
+    dtypes, threads = (run.plan.precision, "*"), (0, profile.for_threads(run.cluster.threads_per_rank).threads)
+    fits = (entry for entry in profile.file.gemm if entry.dtype in dtypes and entry.threads in threads)
+    rates = [entry.form.flops_per_s for entry in fits]
     return max(rates) / 1e12 if rates and run.cluster.device == "cpu" else None
 
 

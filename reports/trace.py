@@ -7,7 +7,10 @@ import gzip
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from plan.errors import InputError
 from plan.timeline import Timeline, to_chrome
@@ -17,6 +20,22 @@ def last_step(timeline: Timeline) -> Timeline:
     """The rows of the last recorded step alone, so that it stands beside a forecast of one step."""
     steps = timeline.columns["step"]
     return timeline.select(steps == steps.max()) if len(timeline) else timeline
+
+
+def for_ranks(timeline: Timeline, ranks: Sequence[int]) -> Timeline:
+    """A folded forecast written out for each of `ranks`, so that every measured rank has its forecast beside it."""
+    speaker = {rank: row for row, stands in timeline.header.stands_for.items() for rank in stands}
+    columns = timeline.columns["rank"]
+    picked = [(rank, np.flatnonzero(columns == speaker.get(rank, rank))) for rank in ranks]
+    rows = np.concatenate([rows for _, rows in picked]) if picked else np.empty(0, dtype=np.int64)
+    found = {name: column[rows] for name, column in timeline.columns.items()}
+    found["rank"] = np.concatenate([np.full(len(rows), rank, dtype=columns.dtype) for rank, rows in picked])
+    return Timeline(replace(timeline.header, stands_for={}), found, timeline.words)
+
+
+def write_comparison(predicted: Timeline, measured: Timeline, path: str | Path) -> Path:
+    """Forecast and measurement of every measured rank in one trace file."""
+    return write_trace([for_ranks(predicted, sorted(set(measured.ints("rank")))), measured], path)
 
 
 def write_trace(timelines: Sequence[Timeline], path: str | Path) -> Path:

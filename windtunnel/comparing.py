@@ -75,9 +75,9 @@ def compare_command(
     """Print the comparison; write the trace when asked for."""
     found = compared(first, second, profile, top)
     if trace:
-        from reports.trace import write_trace
+        from reports.trace import write_comparison
 
-        output.note(f"wrote {write_trace([found.predicted, found.measured], trace)} (open it in ui.perfetto.dev)")
+        output.note(f"wrote {write_comparison(found.predicted, found.measured, trace)} (open it in ui.perfetto.dev)")
     if as_json:
         output.emit_json(found.comparison)
     else:

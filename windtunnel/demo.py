@@ -69,7 +69,7 @@ def demo_command(target: str | None, fresh: bool, as_json: bool) -> int:
 
 def loop(path: Path, folder: Path, profile: Path) -> Flown:
     """Forecast, train and compare one run file with a profile; writes both timelines as a trace into the run folder."""
-    from reports.trace import write_trace
+    from reports.trace import write_comparison
     from windtunnel.comparing import compare_folder
     from windtunnel.training import launch
 
@@ -82,7 +82,7 @@ def loop(path: Path, folder: Path, profile: Path) -> Flown:
     with output.waiting(f"training {path.name} on {run.plan.world} ranks"):
         trained = launch(run, folder / path.stem)
     found = compare_folder(RunFolder.open(trained))
-    write_trace([found.predicted, found.measured], trained / "trace.json")
+    write_comparison(found.predicted, found.measured, trained / "trace.json")
     return Flown(run, trained, found.comparison)
 
 

@@ -22,7 +22,6 @@ BLOOM: Mapping[str, Any] = {**GPT, "positions": "alibi", "embedding_norm": True}
 LLAMA: Mapping[str, Any] = {"activation": "swiglu", "norm": "rmsnorm", "positions": "rotary", "bias": False}
 MPT: Mapping[str, Any] = {**GPT, "positions": "alibi", "bias": False}
 
-A100, H100 = "dgx-a100-80gb", "dgx-h100"
 MEGATRON: Mapping[str, Any] = {"implementation": "megatron", "attention": "unfused"}
 FSDP: Mapping[str, Any] = {"implementation": "torch-fsdp", "attention": "flash"}
 
@@ -31,15 +30,15 @@ FSDP: Mapping[str, Any] = {"implementation": "torch-fsdp", "attention": "flash"}
 class Convention:
     """How a source's rows are read. `matches`: the `file` column and how ids begin.
 
-    `memory`: what the printed figure counts (live tensors, what the allocator holds, or the whole device), in units of
+    `cluster` overrides keys of the node type that the row's `gpu` column names. `memory`: what the printed figure counts (live tensors, what the allocator holds, or the whole device), in units of
     `memory_unit_bytes`. `presumed[column]` = (value, why) fills an empty cell.
     """
 
     name: str
     matches: tuple[str, str]
-    cluster: Mapping[str, Any]
     family: Mapping[str, Any]
     plan: Mapping[str, Any]
+    cluster: Mapping[str, Any] = field(default_factory=dict)
     presumed: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     memory: MemoryKind = "device"
     memory_unit_bytes: float = 2.0**30
@@ -50,7 +49,6 @@ CONVENTIONS: tuple[Convention, ...] = (
     Convention(
         name="sc21",
         matches=("megatron_papers", "mlm-sc21"),
-        cluster={"preset": A100},
         family=GPT,
         plan={**MEGATRON, "communication": {"overlap": True}},
         why="Selene: DGX A100, 8 × 200 Gb/s. torch DDP of the time overlaps its all-reduce with backward.",
@@ -58,17 +56,19 @@ CONVENTIONS: tuple[Convention, ...] = (
     Convention(
         name="korthikanti",
         matches=("megatron_papers", "korthikanti"),
-        cluster={"preset": A100},
         family=GPT,
         plan={**MEGATRON, "communication": {"overlap": False}},
-        presumed={"dp": ("1", "Table 3 of the paper"), "zero_stage_or_sharding": ("none (DP=1)", "one replica")},
+        presumed={
+            "dp": ("1", "Table 3 of the paper"),
+            "zero_stage_or_sharding": ("none (DP=1)", "one replica"),
+            "vpp": ("3", "Table 3 of the paper, where there is a pipeline"),
+        },
         memory="allocated",
         why="Selene; one replica, so no gradient traffic. Memory figures are states plus activations, GiB.",
     ),
     Convention(
         name="megatron-2020",
         matches=("megatron_papers", "mlm-2020"),
-        cluster={"preset": A100},
         family=GPT,
         plan={**MEGATRON, "communication": {"overlap": False}},
         why="README tables of 2020.",
@@ -76,7 +76,7 @@ CONVENTIONS: tuple[Convention, ...] = (
     Convention(
         name="vtrain",
         matches=("vtrain", ""),
-        cluster={"preset": A100, "nics": {"count": 4}},
+        cluster={"nics": {"count": 4}},
         family=GPT,
         plan={**MEGATRON, "communication": {"overlap": False}},
         presumed={
@@ -89,7 +89,7 @@ CONVENTIONS: tuple[Convention, ...] = (
     Convention(
         name="bloom",
         matches=("bloom_bigscience", ""),
-        cluster={"preset": A100, "nics": {"count": 4, "bandwidth_gb_s": 12.5}},
+        cluster={"nics": {"count": 4, "bandwidth_gb_s": 12.5}},
         family=BLOOM,
         plan={**MEGATRON, "communication": {"overlap": False}},
         memory="device",
@@ -98,7 +98,6 @@ CONVENTIONS: tuple[Convention, ...] = (
     Convention(
         name="zero-bubble",
         matches=("papers_misc", "zb-"),
-        cluster={"preset": A100},
         family=GPT,
         plan={**MEGATRON, "communication": {"overlap": False}},
         presumed={
@@ -113,7 +112,6 @@ CONVENTIONS: tuple[Convention, ...] = (
     Convention(
         name="nanotron",
         matches=("nanotron_playbook", ""),
-        cluster={"preset": H100},
         family=LLAMA,
         plan={"implementation": "windtunnel", "attention": "flash", "communication": {"overlap": True}},
         presumed={
@@ -126,7 +124,6 @@ CONVENTIONS: tuple[Convention, ...] = (
     Convention(
         name="nvidia-dgxc",
         matches=("nvidia_dgxc_benchmarking", ""),
-        cluster={"preset": H100},
         family=LLAMA,
         plan={"implementation": "megatron", "attention": "flash", "communication": {"overlap": True}},
         presumed={"gpus_per_node": ("8", "DGX H100")},
@@ -135,14 +132,13 @@ CONVENTIONS: tuple[Convention, ...] = (
     Convention(
         name="torchtitan",
         matches=("torchtitan", ""),
-        cluster={"preset": H100},
         family=LLAMA,
         plan=FSDP,
         why="FSDP2.",
     ),
-    Convention(name="fms-fsdp", matches=("ibm_fms_fsdp", ""), cluster={"preset": A100}, family=LLAMA, plan=FSDP, why="FSDP1."),
+    Convention(name="fms-fsdp", matches=("ibm_fms_fsdp", ""), family=LLAMA, plan=FSDP, why="FSDP1."),
     Convention(
-        name="llm-foundry", matches=("llm_foundry", ""), cluster={"preset": A100}, family=MPT, plan=FSDP, why="Composer on FSDP1."
+        name="llm-foundry", matches=("llm_foundry", ""), family=MPT, plan=FSDP, why="Composer on FSDP1."
     ),
 )
 

@@ -1,0 +1,112 @@
+"""`windtunnel forecast`: the record adds up, obeys its schema, and says no by its exit code."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.windtunnel.flights import profile_file
+from tests.windtunnel.test_schemas import obeys
+
+Call = Callable[..., Any]
+
+
+@pytest.fixture
+def forecast(run_file: Call, wt: Call, tmp_path: Path) -> Call:
+    """forecast(*options, **sections of the run file)"""
+
+    def call(*options: object, **sections: Any) -> Any:
+        return wt("forecast", run_file(**sections), "--profile", profile_file(tmp_path / "p.yaml"), *options)
+
+    return call
+
+
+def test_json_obeys_the_schema_and_adds_up(forecast: Call) -> None:
+    called = forecast("--json")
+    assert called.code == 0
+    found = called.json
+    obeys("forecast", found)
+    assert sum(found["time"].values()) == pytest.approx(1)
+    for stage in found["memory"]["per_stage"]:
+        parts = [
+            stage[f"{part}_gib"]
+            for part in ("weights", "gradients", "optimizer", "activations", "buffers", "workspace", "framework")
+        ]
+        assert sum(parts) == pytest.approx(stage["peak_gib"], rel=1e-12)
+    low, high = found["step_time_interval_s"]
+    assert low < found["step_time_s"] < high
+    assert found["tokens_per_s"] == pytest.approx(32 / found["step_time_s"])
+    assert found["tokens_per_s_per_gpu"] == pytest.approx(found["tokens_per_s"] / 2)
+    assert found["mfu"] == pytest.approx(found["model_tflops_per_gpu"] / found["peak_tflops_per_gpu"])
+
+
+def test_a_plan_that_does_not_fit_is_exit_1(forecast: Call) -> None:
+    called = forecast("--set", "cluster.gpu_memory_gib=0.0001")
+    assert called.code == 1
+    assert "DOES NOT FIT" in called.out
+    assert not forecast("--set", "cluster.gpu_memory_gib=0.0001", "--json").json["memory"]["fits"]
+
+
+def test_recompute_counts_in_hfu_and_not_in_mfu(forecast: Call) -> None:
+    found = forecast("--json", plan={"recompute": "full"}).json
+    assert found["hfu"] > found["mfu"]
+    assert found["time"]["recompute"] > 0
+
+
+def test_the_convention_changes_flops_and_is_printed_beside_mfu(forecast: Call) -> None:
+    exact, megatron = (forecast("--json", "--flops", name).json for name in ("exact", "megatron"))
+    assert megatron["mfu"] > exact["mfu"]
+    assert megatron["step_time_s"] == exact["step_time_s"]
+    line = next(line for line in forecast("--flops", "palm").out.splitlines() if line.startswith("MFU"))
+    assert "palm: 6N" in line
+
+
+def test_cost_follows_the_budget_and_its_price(forecast: Call) -> None:
+    budget = {"tokens": 32e6, "price_per_gpu_hour": 2.0}
+    found = forecast("--json", budget=budget).json
+    assert found["cost"]["steps"] == 1_000_000
+    assert found["cost"]["gpu_hours"] == pytest.approx(found["step_time_s"] * 1e6 * 2 / 3600)
+    assert found["cost"]["usd"] == pytest.approx(2 * found["cost"]["gpu_hours"])
+
+
+def test_the_resolved_run_forecasts_the_same(forecast: Call, wt: Call, tmp_path: Path) -> None:
+    first = forecast("--json").json
+    (tmp_path / "again.yaml").write_text(json.dumps(first["run"]))
+    second = wt("forecast", tmp_path / "again.yaml", "--profile", tmp_path / "p.yaml", "--json").json
+    assert second == first
+
+
+def test_text_fits_the_page_and_is_the_same_twice(forecast: Call) -> None:
+    text = forecast().out
+    assert max(map(len, text.splitlines())) <= 100
+    assert "\x1b" not in text
+    assert forecast().out == text
+
+
+def test_timeline_and_trace_are_written(forecast: Call, tmp_path: Path) -> None:
+    from plan.timeline import load
+
+    called = forecast("--timeline", tmp_path / "out" / "t.json.gz", "--trace", tmp_path / "out" / "trace.json")
+    assert called.code == 0
+    assert load(tmp_path / "out" / "t.json.gz").header.source == "predicted"
+    assert json.loads((tmp_path / "out" / "trace.json").read_text())["traceEvents"]
+
+
+def test_a_timeline_that_cannot_be_written_is_exit_2(forecast: Call, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert forecast("--timeline", tmp_path / "file" / "t.json.gz").code == 2
+
+
+def test_torch_is_not_imported(run_file: Call, tmp_path: Path) -> None:
+    from tests.windtunnel.test_cli import python
+
+    code = (
+        "import sys; from windtunnel.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit as e: code = e.code\n"
+        "print(code, [m for m in ('torch', 'triton', 'scipy') if m in sys.modules], file=sys.stderr)"
+    )
+    done = python(code, "forecast", run_file(), "--profile", profile_file(tmp_path / "p.yaml"))
+    assert done.stderr == "0 []\n"
