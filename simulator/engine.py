@@ -41,13 +41,14 @@ class Channel:
 
     def arrive(self, op: Op) -> None:
         """An op is ready (at `op.start`); when it is the last of its meeting, all of them move together."""
-        waiting = self.open.setdefault(op.seq, [])
-        waiting.append(op)
-        if len(waiting) < self.expected:
+        waiting = self.open.get(op.seq)
+        if waiting is None:
+            self.open[op.seq] = [op]
             return
-        del self.open[op.seq]
-        last = max(member.start for member in waiting)
-        Transfer(waiting, last).launch()
+        waiting.append(op)
+        if len(waiting) == self.expected:
+            del self.open[op.seq]
+            Transfer(waiting, max([member.start for member in waiting])).launch()
 
 
 class Transfer:
@@ -61,15 +62,15 @@ class Transfer:
 
     def launch(self) -> None:
         """Schedule the end; where work shares a device, start an activity at `last`."""
-        work = max(member.row.work_ps for member in self.members)
-        first = self.members[0].rank
+        work, engine = 0, self.members[0].rank.engine
         for member in self.members:
             member.last = self.last
-        if not first.engine.shared:
-            end = self.last + work
-            first.engine.clock.at(end, self._ended, end)
-        elif self.last > first.engine.clock.now:
-            first.engine.clock.at(self.last, self._begin, work)
+            if member.row.work_ps > work:
+                work = member.row.work_ps
+        if not engine.shared:
+            engine.clock.at(self.last + work, self._ended, self.last + work)
+        elif self.last > engine.clock.now:
+            engine.clock.at(self.last, self._begin, work)
         else:
             self._activity(work)
 
@@ -136,20 +137,27 @@ class Op:
         elif cause is not None and latest > self.rank.front:  # no gap reaches further back than the front
             self.before = cause.trail(output)
         channel = self.row.channel
-        if channel is None:
+        if channel is not None:
+            self.rank.channels[channel].arrive(self)
+        elif self.rank.engine.shared:
             Transfer([self], latest).launch()
         else:
-            self.rank.channels[channel].arrive(self)
+            self.last = latest
+            end = latest + self.row.work_ps
+            self.rank.engine.clock.at(end, self._ended, end)
+
+    def _ended(self, event: object) -> None:
+        self.finish(event.value)  # type: ignore[attr-defined]
 
     def finish(self, end: int) -> None:
         """The end: account for it and tell whoever waits."""
         self.outs = (end,)
-        rank = self.rank
         if self.row.stream == COMPUTE_STREAM:
+            rank = self.rank
             rank.account[self.row.work] += end - self.start
             rank.front = end
-        if rank.boundary == (self.call, self.row.local):
-            rank.mark(end)
+            if rank.boundary == (self.call, self.row.local):
+                rank.mark(end)
         waiters, self.waiters = self.waiters, []
         for waiter in waiters:
             waiter.notify()
@@ -400,14 +408,15 @@ class RankFlight:
 
     def stuck(self) -> str:
         """What the rank waits for, in words."""
-        for nodes in self.handles:
-            for node in nodes:
-                if node.outs is None:
-                    local = node.row.local if isinstance(node, Op) else node.segment.rows[0].local
-                    call = self.program.calls[node.call]
-                    i = self.program.blocks[call.block].instructions[local]
-                    return f"{self.name} is stuck at {label(i.phase, i.kind, call.micro, i.unit, i.piece)} on {i.stream}"
-        return f"{self.name} has no unfinished instruction but did not reach the end of the step"
+        node = next((node for nodes in self.handles for node in nodes if node.outs is None), None)
+        if node is None:
+            return f"{self.name} has no unfinished instruction but did not reach the end of the step"
+        while node.pending:  # what it waits for is stuck first
+            node = next(source[0] for source in node.sources if source is not None and source[0].outs is None)
+        local = node.row.local if isinstance(node, Op) else node.segment.rows[0].local
+        call = self.program.calls[node.call]
+        i = self.program.blocks[call.block].instructions[local]
+        return f"{self.name} is stuck at {label(i.phase, i.kind, call.micro, i.unit, i.piece)} on {i.stream}"
 
 
 class Engine:

@@ -9,7 +9,9 @@ flight keeps what each colour of ranks did; instruction rows are expanded only w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -80,6 +82,23 @@ class Flight:
 
 def fly(program: StepProgram, run: Run, profile: Profile, *, unfold: bool = False, coarse: bool = True) -> Flight:
     """Fly two periods of a program. `unfold` flies every rank; `coarse` merges instructions where that is exact."""
+    with _uncollected():
+        return _fly(program, run, profile, unfold, coarse)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """A flight makes many small objects that all live until its end: looking for cycles among them takes half as long again."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _fly(program: StepProgram, run: Run, profile: Profile, unfold: bool, coarse: bool) -> Flight:
     synchronous = run.cluster.device == "cpu"
     if synchronous:
         profile = profile.for_threads(run.cluster.threads_per_rank)
@@ -118,7 +137,6 @@ def _rank(engine: Engine, program: StepProgram, colour: Colour, plans: _Cutter) 
 
 def step_boundary(stage: RankProgram) -> tuple[int, int]:
     """(call, local id) whose end closes a period: the last STEP; in a program without one the last compute instruction."""
-    last = (len(stage.calls) - 1, len(stage.blocks[stage.calls[-1].block].instructions) - 1)
     compute: tuple[int, int] | None = None
     for index in range(len(stage.calls) - 1, -1, -1):
         instructions = stage.blocks[stage.calls[index].block].instructions
@@ -127,7 +145,8 @@ def step_boundary(stage: RankProgram) -> tuple[int, int]:
                 return index, local
             if compute is None and instructions[local].stream == "compute":
                 compute = index, local
-    return compute or last
+    assert compute is not None, "a step computes something"
+    return compute
 
 
 class _Cutter:

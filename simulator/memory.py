@@ -14,7 +14,6 @@ middle ones share large segments and small ones small segments. Sizes and limits
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +27,7 @@ PART_OF_POOL = {
     "weight": "weights", "grad": "gradients", "optim": "optimizer", "act": "activations", "stash": "workspace", "gather": "buffers",
     "comm": "buffers", "work": "workspace",
 }  # fmt: skip
+_PART = {pool: PARTS.index(part) for pool, part in PART_OF_POOL.items()}
 OFF_DEVICE = ("host", "nvme")
 SMALL, MIDDLE = -1, -2  # size classes that share segments
 
@@ -53,7 +53,7 @@ class Effect:
     net: list[int]
     at_peak: list[int]
     peak_local: int
-    net_sizes: Counter[int]
+    net_sizes: dict[int, int]
     peak_sizes: dict[int, int]
 
 
@@ -86,58 +86,82 @@ def _up(bytes_: int, step: int) -> int:
     return -(-bytes_ // step) * step
 
 
-def _vector(buffer: Buffer, rounding: Rounding, sign: int = 1) -> list[int]:
-    values = [0] * len(PARTS)
-    values[PARTS.index(PART_OF_POOL[buffer.pool])] += sign * buffer.bytes
-    values[-1] += sign * (rounding.allocated(buffer.bytes) - buffer.bytes)
-    return values
-
-
 def on_allocator(buffer: Buffer) -> bool:
     """Whether a call's buffer comes from the device's allocator (not a view, a fixed slot or host memory)."""
     return buffer.slot is None and buffer.base is None and buffer.pool not in OFF_DEVICE
 
 
+class _Ledger:
+    """What is allocated: bytes by part, their sum, amounts by size class, and the highest amount of each class."""
+
+    def __init__(self, rounding: Rounding) -> None:
+        self.rounding = rounding
+        self.parts = [0] * len(PARTS)
+        self.total = 0
+        self.sizes: dict[int, int] = {}
+        self.highest: dict[int, int] = {}
+
+    def allocate(self, buffer: Buffer) -> None:
+        """Add a buffer."""
+        kind, amount = self._change(buffer, 1)
+        self.note(kind, amount)
+
+    def release(self, buffer: Buffer) -> None:
+        """Take a buffer away."""
+        kind, amount = self._change(buffer, -1)
+        self.sizes[kind] = amount
+
+    def _change(self, buffer: Buffer, sign: int) -> tuple[int, int]:
+        bytes_ = buffer.bytes
+        size = self.rounding.allocated(bytes_)
+        self.parts[_PART[buffer.pool]] += sign * bytes_
+        self.parts[-1] += sign * (size - bytes_)
+        self.total += sign * size
+        kind, amount = self.rounding.size_class(bytes_)
+        return kind, self.sizes.get(kind, 0) + sign * amount
+
+    def note(self, kind: int, amount: int) -> None:
+        """A class holds `amount` now."""
+        self.sizes[kind] = amount
+        if amount > self.highest.get(kind, 0):
+            self.highest[kind] = amount
+
+
 def block_effect(block: Block, unbound: frozenset[int], rounding: Rounding) -> Effect:
     """Fly one call of a block; `unbound` are in-ports with nothing behind them."""
-    live, sizes = [0] * len(PARTS), Counter[int]()
-    peak, at_peak, peak_local = -1 << 62, live[:], 0
-    peak_sizes: dict[int, int] = {}
+    ledger = _Ledger(rounding)
+    peak, at_peak, peak_local = -1 << 62, ledger.parts[:], 0
     born = {port.buffer for port in block.ports_in}
     absent = {block.ports_in[k].buffer for k in unbound}
     for local, instruction in enumerate(block.instructions):
         for ref in instruction.writes:
             if ref >= 0 and ref not in born and on_allocator(block.buffers[ref]):
                 born.add(ref)
-                _add(live, sizes, block.buffers[ref], rounding, 1)
-        transient = rounding.allocated(instruction.transient_bytes)
-        kind, amount = rounding.size_class(instruction.transient_bytes) if transient else (SMALL, 0)
-        for held in {*sizes, kind}:
-            peak_sizes[held] = max(peak_sizes.get(held, 0), sizes[held] + (amount if held == kind else 0))
-        if sum(live) + transient > peak:
-            peak, peak_local, at_peak = sum(live) + transient, local, live[:]
-            at_peak[PARTS.index("workspace")] += instruction.transient_bytes
-            at_peak[-1] += transient - instruction.transient_bytes
+                ledger.allocate(block.buffers[ref])
+        work = rounding.allocated(instruction.transient_bytes)
+        if work:
+            kind, amount = rounding.size_class(instruction.transient_bytes)
+            held = ledger.sizes.get(kind, 0)
+            ledger.note(kind, held + amount)
+            ledger.sizes[kind] = held
+        if ledger.total + work > peak:
+            peak, peak_local, at_peak = ledger.total + work, local, ledger.parts[:]
+            at_peak[_PART["work"]] += instruction.transient_bytes
+            at_peak[-1] += work - instruction.transient_bytes
         for ref in instruction.frees:
             if ref >= 0 and ref not in absent and on_allocator(block.buffers[ref]):
-                _add(live, sizes, block.buffers[ref], rounding, -1)
-    return Effect(live, at_peak, peak_local, sizes, peak_sizes)
-
-
-def _add(live: list[int], sizes: Counter[int], buffer: Buffer, rounding: Rounding, sign: int) -> None:
-    for index, value in enumerate(_vector(buffer, rounding, sign)):
-        live[index] += value
-    kind, amount = rounding.size_class(buffer.bytes)
-    sizes[kind] += sign * amount
+                ledger.release(block.buffers[ref])
+    return Effect(ledger.parts, at_peak, peak_local, ledger.sizes, ledger.highest)
 
 
 def fly_memory(stage: RankProgram, allocator: Allocator) -> StageMemory:
     """The peak of a stage over a step, and what holds it."""
     rounding = Rounding(allocator)
-    resident, sizes = [0] * len(PARTS), Counter[int]()
+    ledger = _Ledger(rounding)
     for buffer in stage.buffers:
         if buffer.base is None and buffer.pool not in OFF_DEVICE:
-            _add(resident, sizes, buffer, rounding, 1)
+            ledger.allocate(buffer)
+    resident = ledger.parts
     effects, order = _effects(stage, rounding)
     before = _before([e.net for e in effects], order)
     peaks = np.array([sum(e.at_peak) for e in effects], dtype=np.int64)[order] + before.sum(axis=1)
@@ -148,7 +172,7 @@ def fly_memory(stage: RankProgram, allocator: Allocator) -> StageMemory:
     return StageMemory(
         stage=stage.stage,
         peak_allocated_bytes=sum(parts),
-        peak_reserved_bytes=_reserved(effects, order, sizes, rounding),
+        peak_reserved_bytes=_reserved(effects, order, ledger.sizes, rounding),
         resident_bytes=sum(resident),
         parts=dict(zip(PARTS, parts, strict=True)),
         where=label(instruction.phase, instruction.kind, call.micro, instruction.unit, instruction.piece),
@@ -186,12 +210,12 @@ def _before(nets: list[list[int]], order: NDArray[np.int64]) -> NDArray[np.int64
     return np.cumsum(steps, axis=0) - steps
 
 
-def _reserved(effects: list[Effect], order: NDArray[np.int64], resident: Counter[int], rounding: Rounding) -> int:
-    kinds = sorted({kind for e in effects for kind in e.peak_sizes} | set(resident))
-    before = _before([[e.net_sizes[kind] for kind in kinds] for e in effects], order)
+def _reserved(effects: list[Effect], order: NDArray[np.int64], resident: dict[int, int], rounding: Rounding) -> int:
+    kinds = sorted({kind for e in effects for kind in (*e.peak_sizes, *e.net_sizes)} | set(resident))
+    before = _before([[e.net_sizes.get(kind, 0) for kind in kinds] for e in effects], order)
     peaks = np.array([[e.peak_sizes.get(kind, 0) for kind in kinds] for e in effects], dtype=np.int64)[order]
     highest = (before + peaks).max(axis=0)
-    return sum(rounding.reserved(kind, resident[kind] + int(amount)) for kind, amount in zip(kinds, highest, strict=True))
+    return sum(rounding.reserved(kind, resident.get(kind, 0) + int(amount)) for kind, amount in zip(kinds, highest, strict=True))
 
 
 def _largest(stage: RankProgram, count: int = 5) -> tuple[tuple[str, int], ...]:

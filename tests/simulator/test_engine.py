@@ -1,0 +1,114 @@
+"""Streams, host, meetings and sharing on programs small enough to work out by hand. Times in microseconds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from calibration.profile import CoreSharing
+from plan.errors import WindtunnelError
+from simulator.flight import fly
+from tests.simulator.runs import TABLE, by_hand, cluster_run, compute, move, starts
+
+US = 1_000_000  # picoseconds
+
+
+def periods(flight: object) -> list[int]:
+    return [time // US for time in flight.periods_ps]  # type: ignore[attr-defined]
+
+
+def test_a_stream_runs_in_order_and_a_wait_joins_streams() -> None:
+    """compute 10, copy of 6 beside it, compute 3 that waits for the all-gather of 6 behind the first."""
+    program = by_hand([compute("F", 10), move("all_gather", "tp", "tp", 12, (0,)), compute("F", 3), compute("F", 1, (1,))], groups={"tp": ((0,),)})
+    assert periods(fly(program, cluster_run(1), TABLE)) == [14]  # a group of one moves nothing
+
+
+def test_partners_wait_for_each_other_and_pay_once() -> None:
+    """Ranks of 10 and 4 us meet in an all-reduce of 8 bytes: 2(n-1)/n x 8 = 8 us, then 1 us."""
+    first = [compute("F", 10), move("all_reduce", "dp", "dp", 8, (0,)), compute("STEP", 1, (1,))]
+    second = [compute("F", 4), move("all_reduce", "dp", "dp", 8, (0,)), compute("STEP", 1, (1,))]
+    flight = fly(by_hand(first, second, groups={"dp": ((0, 1),)}), cluster_run(2), TABLE)
+    assert periods(flight) == [19, 19]
+    assert starts(flight, 1) == [0, 4, 18]
+    waiting = dict(zip(("compute", "exposed_data", "skew"), (flight.accounts[1][i] // US for i in (0, 6, 8)), strict=True))
+    assert waiting == {"compute": 5, "exposed_data": 8, "skew": 6}
+
+
+def test_the_host_holds_a_small_program_back() -> None:
+    """Issue takes 5 us, kernels 1: the step is four issues long."""
+    slow_host = replace(TABLE, issue_s=2.5e-6)  # base and one kernel
+    program = by_hand([compute("F", 1), compute("F", 1), compute("F", 1), compute("STEP", 1)])
+    flight = fly(program, cluster_run(1), slow_host)
+    assert periods(flight) == [20]
+    assert flight.breakdown["host"] == pytest.approx(16 / 20)
+
+
+def test_a_host_synchronisation_stops_the_issue() -> None:
+    """Without the synchronisation the host is 30 us ahead; with it the second instruction is issued when the first has ended."""
+    host = replace(TABLE, issue_s=2.5e-6)
+    free = by_hand([compute("F", 30), compute("STEP", 1)])
+    held = by_hand([compute("F", 30, host_sync=True), compute("STEP", 1)])
+    assert periods(fly(free, cluster_run(1), host)) == [31]
+    assert periods(fly(held, cluster_run(1), host)) == [30 + 5 + 1 + 4]  # the issue of F overlaps STEP by 1
+
+
+def test_contention_slows_both_and_ends_with_the_overlap() -> None:
+    """20 us of compute beside a 10 us reduction, at factors 2 and 1: the first 10 us do 5 us of work, 15 remain."""
+    profile = replace(TABLE, factors={("compute", "dp"): 2.0})
+    program = by_hand(
+        [compute("F", 1), move("all_reduce", "dp", "dp", 10, (0,)), compute("F", 20), compute("STEP", 1, (1,))],
+        [compute("F", 1), move("all_reduce", "dp", "dp", 10, (0,)), compute("F", 20), compute("STEP", 1, (1,))],
+        groups={"dp": ((0, 1),)},
+    )
+    flight = fly(program, cluster_run(2), profile)
+    assert periods(flight) == [1 + 10 + 15 + 1] * 2
+
+
+def test_cpu_ranks_share_cores() -> None:
+    """Four ranks of one thread on two cores take twice as long; two ranks do not."""
+    profile = replace(TABLE, cores=CoreSharing(2, 1, 0.5, {}))
+    for world, expected in ((2, 10), (4, 20)):
+        program = by_hand(*([compute("STEP", 10)] for _ in range(world)))
+        assert periods(fly(program, cluster_run(world, "cpu"), profile)) == [expected] * world
+
+
+def test_a_cpu_kernel_slows_beside_busy_cores() -> None:
+    """gemm takes 1.3 times as long when the other core computes too, and nothing longer alone."""
+    profile = replace(TABLE, cores=CoreSharing(2, 1, 0.5, {"gemm": 1.3}))
+    assert periods(fly(by_hand([compute("STEP", 10)]), cluster_run(1, "cpu"), profile)) == [10]
+    assert periods(fly(by_hand([compute("STEP", 10)], [compute("STEP", 10)]), cluster_run(2, "cpu"), profile)) == [13, 13]
+
+
+def test_cpu_compute_occupies_the_host_and_communication_does_not() -> None:
+    """The reduction is issued after the first compute, and the second compute runs beside it: 3 threads' worth on 2 cores."""
+    profile = replace(TABLE, cores=CoreSharing(2, 1, 0.5, {}))
+    rank = [compute("F", 10), move("all_reduce", "dp", "dp", 6, (0,)), compute("F", 12), compute("STEP", 1, (1,))]
+    flight = fly(by_hand(rank, rank, groups={"dp": ((0, 1),)}), cluster_run(2, "cpu"), profile)
+    # 10, then 2 x (1 + 0.5) threads on 2 cores: factor 1.5 for 9 us, in which 6 of the 12 are done
+    assert periods(flight) == [10 + 9 + 6 + 1] * 2
+
+
+def test_a_folded_cpu_node_shares_like_an_unfolded_one() -> None:
+    profile = replace(TABLE, issue_s=3e-6, cores=CoreSharing(2, 1, 0.7, {"gemm": 1.2}))
+    rank = [compute("F", 10), move("all_reduce", "dp", "dp", 6, (0,)), compute("F", 12), compute("STEP", 1, (1,))]
+    program = by_hand(rank, groups={"dp": ((0, 1, 2),)})
+    program = replace(program, class_of=(0, 0, 0))
+    folded, unfolded = (fly(program, cluster_run(3, "cpu"), profile, unfold=flag) for flag in (False, True))
+    assert len(folded.colours) == 1
+    assert set(unfolded.periods_ps) == set(folded.periods_ps)
+
+
+def test_a_program_that_cannot_finish_names_the_instruction() -> None:
+    """One rank sends, nobody receives."""
+    rank = [compute("F", 1), move("send", "pp_next", "send_fwd", 8, (0,)), compute("STEP", 1, (1,))]
+    program = by_hand(rank, [compute("STEP", 1)], groups={"pp_next": ((0, 1),), "pp_prev": ((0, 1),)})
+    with pytest.raises(WindtunnelError, match=r"rank 0 is stuck at F SEND0\.1 piece on send_fwd"):
+        fly(program, cluster_run(2), TABLE)
+
+
+def test_the_number_of_events_is_known() -> None:
+    """One event for each instruction alone, one for a meeting of both ranks, two periods."""
+    rank = [compute("F", 10), move("all_reduce", "dp", "dp", 8, (0,)), compute("STEP", 1, (1,))]
+    flight = fly(by_hand(rank, rank, groups={"dp": ((0, 1),)}), cluster_run(2), TABLE, coarse=False)
+    assert flight.events == 2 * (2 + 1 + 2)
