@@ -95,9 +95,14 @@ def test_the_equation_closes_or_is_a_problem(micro: int, steps: int, ranks: int,
 def test_zero_3_offload(tmp_path: Path) -> None:
     """Stage, sizes, buckets and offload devices."""
     zero = {
-        "stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "nvme"}, "reduce_bucket_size": "5e8",
-        "stage3_prefetch_bucket_size": 5e7, "stage3_max_live_parameters": 1e9, "stage3_param_persistence_threshold": 1e5,
-    }  # fmt: skip
+        "stage": 3,
+        "offload_optimizer": {"device": "cpu"},
+        "offload_param": {"device": "nvme"},
+        "reduce_bucket_size": "5e8",
+        "stage3_prefetch_bucket_size": 5e7,
+        "stage3_max_live_parameters": 1e9,
+        "stage3_param_persistence_threshold": 1e5,
+    }
     result = config(tmp_path, {"train_batch_size": 64, "bf16": {"enabled": True}, "zero_optimization": zero})
     plan = result.run_dict["plan"]
     assert plan["zero_stage"] == 3
@@ -170,10 +175,11 @@ def test_clipping_is_pinned_by_release(tmp_path: Path) -> None:
 def test_optimizer_and_scheduler(tmp_path: Path) -> None:
     """AdamW's numbers and a warm-up with decay."""
     text = {
-        "train_batch_size": 8, "gradient_clipping": 0.5,
+        "train_batch_size": 8,
+        "gradient_clipping": 0.5,
         "optimizer": {"type": "Adam", "params": {"lr": "1e-4", "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}},
         "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 10, "total_num_steps": 100}},
-    }  # fmt: skip
+    }
     optimizer = config(tmp_path, text).run_dict["optimizer"]
     assert (optimizer["lr"], optimizer["clip_norm"], optimizer["betas"]) == (1e-4, 0.5, [0.9, 0.95])
     assert optimizer["schedule"] == {"kind": "linear", "warmup_steps": 10, "decay_steps": 100, "min_lr": 0.0}

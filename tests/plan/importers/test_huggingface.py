@@ -12,14 +12,35 @@ from plan.run import load
 from tests.plan.importers.imported import imported, said
 
 LLAMA = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
-    "hidden_act": "silu", "tie_word_embeddings": False, "rope_theta": 500000.0, "initializer_range": 0.02, "torch_dtype": "bfloat16",
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "rope_theta": 500000.0,
+    "initializer_range": 0.02,
+    "torch_dtype": "bfloat16",
+}
 GPT2 = {
-    "model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "n_ctx": 1024, "vocab_size": 50257,
-    "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "resid_pdrop": 0.1, "attn_pdrop": 0.1,
-}  # fmt: skip
+    "model_type": "gpt2",
+    "n_embd": 768,
+    "n_layer": 12,
+    "n_head": 12,
+    "n_positions": 1024,
+    "n_ctx": 1024,
+    "vocab_size": 50257,
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "resid_pdrop": 0.1,
+    "attn_pdrop": 0.1,
+}
 BLOOM = {
     "model_type": "bloom",
     "n_embed": 14336,
@@ -56,9 +77,13 @@ def test_both_rope_forms_give_the_same_model() -> None:
     assert first["rope"] == {
         "theta": 500000.0,
         "scaling": {
-            "kind": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positions": 8192,
+            "kind": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_positions": 8192,
         },
-    }  # fmt: skip
+    }
 
 
 def test_the_language_part_of_a_multimodal_model(tmp_path: Path) -> None:
