@@ -1,3 +1,4 @@
+# ruff: noqa: B023  (a sweep is timed before its loop moves on)
 """Sweeps the launch configurations behind the tables of each operator's file; run on the device after a kernel changed.
 
     python -m kernels.tune [norm-forward norm-backward swiglu rotary adamw crossentropy ...]

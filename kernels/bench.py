@@ -1,0 +1,132 @@
+"""Measures every kernel beside eager PyTorch, torch.compile and Liger, as a share of the copy bandwidth of the same run.
+
+    python -m kernels.bench [GROUP ...] [--json FILE] [--no-peers]
+
+Prints one line a contestant: time (median), share of the copy bandwidth (or TFLOP/s), the target and whether it is met; then host and device
+time of small calls. The JSON holds the same with 20th and 80th percentiles, bytes, versions and the git revision; the one of record is
+calibration/measured/h200-kernels.json. Method: kernels/timing.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._functorch import config as functorch_config
+
+from kernels.bench_cases import GROUPS, Case
+from kernels.bench_host import small_calls
+from kernels.launch import HAS_TRITON, triton
+from kernels.timing import copy_tb_s, host_us, kernel_ms, peak_gib, warm_ms
+
+HOST_TARGET_US = 40.0
+
+
+def measure(case: Case, copy: float, peers: bool) -> list[dict[str, Any]]:
+    """One row a contestant of `case`."""
+    rows = []
+    for who, call in case.calls.items():
+        if not peers and not who.startswith("ours"):
+            continue
+        torch.cuda.synchronize()
+        try:
+            time = kernel_ms(call, budget_ms=case.budget_ms)
+            row: dict[str, Any] = {
+                "operator": case.name, "shape": case.shape, "who": who,
+                "p20_ms": time.p20_ms, "p50_ms": time.p50_ms, "p80_ms": time.p80_ms, **case.notes,
+            }  # fmt: skip
+            if case.bytes:
+                row |= {"bytes": case.bytes, "tb_s": case.bytes / time.p50_ms / 1e9, "of_copy": case.bytes / time.p50_ms / 1e9 / copy}
+            if case.flops:
+                row |= {"flops": case.flops, "tflops": case.flops / time.p50_ms / 1e9}
+            if case.memory:
+                row["peak_gib"] = peak_gib(call)
+            if case.target is not None and who.startswith("ours"):
+                met = time.p50_ms <= case.target if case.target_ms else row["of_copy"] >= case.target
+                row |= {"target": case.target, "target_unit": "ms" if case.target_ms else "of copy", "met": bool(met)}
+            rows.append(row)
+        except torch.OutOfMemoryError:
+            print(f"  {case.name} {case.shape} {who}: out of memory")
+    return rows
+
+
+def show(row: dict[str, Any]) -> str:
+    """One line of the table."""
+    speed = f"{row['of_copy']:6.1%} of copy" if "of_copy" in row else f"{row.get('tflops', 0.0):6.0f} TFLOP/s"
+    memory = f"  {row['peak_gib']:6.2f} GiB" if "peak_gib" in row else ""
+    verdict = ""
+    if "target" in row:
+        target = f"{row['target']:.0f} ms" if row["target_unit"] == "ms" else f"{row['target']:.0%}"
+        verdict = f"  target {target}: {'met' if row['met'] else 'MISSED'}"
+    return f"{row['operator']:34s} {row['shape']:34s} {row['who']:22s} {row['p50_ms']:9.4f} ms  {speed}{memory}{verdict}"
+
+
+def environment() -> dict[str, Any]:
+    """Device and versions; the git revision when there is one."""
+    try:
+        revision = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        revision = "unknown"
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    return {
+        "device": torch.cuda.get_device_name(), "driver": driver, "torch": torch.__version__,
+        "triton": triton.__version__, "python": platform.python_version(), "revision": revision,
+    }  # fmt: skip
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit code 0, or 2 without a GPU."""
+    parser = argparse.ArgumentParser(prog="python -m kernels.bench", description=__doc__.splitlines()[0])
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)}, host (default: all)")
+    parser.add_argument("--json", type=Path, help="write the measurements here")
+    parser.add_argument("--no-peers", action="store_true", help="measure only our kernels")
+    parser.add_argument("--revision", default="", help="git revision to record where the checkout has none")
+    options = parser.parse_args(arguments)
+    unknown = set(options.groups) - {*GROUPS, "host"}
+    if unknown:
+        parser.error(f"unknown group {', '.join(sorted(unknown))}; accepted: {', '.join(GROUPS)}, host")
+    if not (torch.cuda.is_available() and HAS_TRITON):
+        print("kernels.bench needs a CUDA device and triton; `windtunnel calibrate` measures the references on a CPU", file=sys.stderr)
+        return 2
+    functorch_config.donated_buffer = False  # the peers' backwards are timed on a retained graph
+    torch.manual_seed(0)
+    copy = copy_tb_s()
+    result: dict[str, Any] = {"environment": environment(), "copy_tb_s": copy, "rows": [], "small_calls": []}
+    if options.revision:
+        result["environment"]["revision"] = options.revision
+    print(f"{result['environment']['device']}, copy {copy:.3f} TB/s (read + written)")
+
+    def save() -> None:
+        if options.json:
+            options.json.write_text(json.dumps(result, indent=1) + "\n")
+
+    for group in [g for g in GROUPS if not options.groups or g in options.groups]:
+        for case in GROUPS[group]():
+            for row in measure(case, copy, not options.no_peers):
+                result["rows"].append(row)
+                print(show(row), flush=True)
+            case.calls.clear()
+            gc.collect()
+            torch.cuda.empty_cache()
+        save()
+    if not options.groups or "host" in options.groups:
+        for name, call in small_calls().items():
+            row = {"operator": name, "host_us": host_us(call), "device_us": warm_ms(call) * 1e3, "target_host_us": HOST_TARGET_US}
+            result["small_calls"].append(row)
+            met = "" if name.startswith("(") else f"  target {HOST_TARGET_US:.0f} us: {'met' if row['host_us'] <= HOST_TARGET_US else 'MISSED'}"
+            print(f"small call: {name:30s} host {row['host_us']:6.1f} us  device {row['device_us']:6.2f} us{met}", flush=True)
+        save()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

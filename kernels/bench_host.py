@@ -1,0 +1,43 @@
+"""Small calls: the host time to issue one, and the device time of one that moves almost nothing (the t0 of a cost model)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional as F
+
+from kernels import activations, adamw, crossentropy, norms, rotary
+
+Call = Callable[[], object]
+
+
+def small_calls() -> dict[str, Call]:
+    """Operator → one call on a tensor of 64 rows."""
+
+    def bf16(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+    x, w, dy, residual = bf16(64, 1024), bf16(1024), bf16(64, 1024), bf16(64, 1024)
+    _, stream, rstd, _ = norms.norm_forward("rms", x, w, eps=1e-5, residual=residual)
+    main = torch.zeros(1024, device="cuda")
+    q, k = bf16(1, 64, 8, 64), bf16(1, 64, 8, 64)
+    cos, sin = rotary.rotary_table(64, 64, device="cuda")
+    logits, target = bf16(64, 1024), torch.randint(0, 1024, (64,), device="cuda")
+    p, m, v, g = (torch.rand(65536, device="cuda") for _ in range(4))
+    step = adamw.AdamWStep(1e-4, 2)
+    out = torch.empty_like(x)
+    return {
+        "rmsnorm forward": lambda: norms.norm_forward("rms", x, w, eps=1e-5),
+        "add + rmsnorm forward": lambda: norms.norm_forward("rms", x, w, eps=1e-5, residual=residual),
+        "add + rmsnorm backward": lambda: norms.norm_backward("rms", dy, stream, w, rstd, dstream=residual, weight_grad=main),
+        "swiglu forward": lambda: activations.swiglu_forward(x, residual),
+        "swiglu backward": lambda: activations.swiglu_backward(dy, x, residual),
+        "bias + gelu forward": lambda: activations.gelu_forward(x, w),
+        "bias + gelu backward": lambda: activations.gelu_backward(dy, x, w),
+        "rotary q + k": lambda: rotary.rotary_forward(q, k, cos, sin),
+        "cross entropy": lambda: crossentropy.cross_entropy(logits, target, in_place=True),
+        "adamw": lambda: adamw.adamw_step(p, m, v, g, step),
+        "(torch: add)": lambda: torch.add(x, residual, out=out),
+        "(torch: rms_norm)": lambda: F.rms_norm(x, (1024,), w, 1e-5),
+    }
