@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from kernels import registry
 from plan.program import Call, Instruction, RankProgram, StepProgram, label, resolve_wait
@@ -27,6 +28,7 @@ from trainer.context import Batches, PieceContext, RankContext, coordinates
 from trainer.groups import check_known, members, start
 from trainer.init import initialise
 from trainer.pieces import PIECES, PieceFunction
+from trainer.pieces_step import share_of
 from trainer.schedule_lr import learning_rate
 from trainer.status import Status
 from trainer.storage import Storage
@@ -92,7 +94,16 @@ class Executor:
         return StepResult(state.loss, state.sum_of_squares**0.5, time.perf_counter() - began, stamps)
 
     def parameters(self) -> dict[str, Tensor]:
-        """This rank's parameters by name, as it holds them (a tensor-parallel rank its share), views of the live weights."""
+        """This rank's parameters by name, as it holds them (a tensor-parallel rank its share), views of the live weights.
+
+        Under ZeRO a step ends with each rank's own share updated and the next one opens by gathering; here the shares are gathered at once,
+        so every rank of the data-parallel group must call.
+        """
+        for bucket in self.mine.buckets:
+            if bucket.shard_numel < bucket.numel:
+                flat = self.storage.tensor(bucket.weight_buffer)
+                share = flat[share_of(bucket, self.context.coords.dp)].clone()
+                dist.all_gather([*flat.chunk(self.run.plan.data_parallel)], share, group=self._communicators["dp", "dp"])
         return self.storage.parameters()
 
     def close(self) -> None:

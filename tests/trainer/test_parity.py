@@ -100,3 +100,32 @@ def test_dropout_drops_the_same_elements_under_every_layout(pool: Pool, layout: 
 @pytest.mark.parametrize("model", MODELS)
 def test_small_buckets_reduce_while_backward_runs(pool: Pool, model: str) -> None:
     _hold(pool, model, DP2 | {"communication": {"bucket_mb": 0.02}})
+
+
+INTERLEAVED = PP2 | {"schedule": "interleaved-1f1b", "virtual_pipeline": 2}
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "zero1-dp2": DP2 | {"zero_stage": 1},
+    "zero1-dp4-small-buckets": {"data_parallel": 4, "zero_stage": 1, "communication": {"bucket_mb": 0.02}},
+    "zero1-dp2-pp2": DP2 | PP2 | {"zero_stage": 1},
+    "zero1-dp2-tp2-sp": DP2 | TP2 | SP | {"zero_stage": 1},
+    "interleaved": INTERLEAVED,
+    "interleaved-tp2-sp": INTERLEAVED | TP2 | SP,
+    "interleaved-zero1-dp2": INTERLEAVED | DP2 | {"zero_stage": 1},
+    "recompute-full": {"recompute": "full"},
+    "recompute-full-tp2-sp": TP2 | SP | {"recompute": "full"},
+    "recompute-selective-tp2-sp": TP2 | SP | {"recompute": "selective"},
+    "recompute-layers-pp2": PP2 | {"recompute": {"layers": 1}},
+    "no-overlap-dp2": DP2 | {"communication": {"overlap": False}},
+    "pp4": {"pipeline_parallel": 4},
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_strategies_train_as_the_reference_does(pool: Pool, model: str, strategy: str) -> None:
+    _hold(pool, model, STRATEGIES[strategy])
+
+
+@pytest.mark.parametrize("strategy", ["recompute-full-tp2-sp", "recompute-selective-tp2-sp", "interleaved"])
+def test_strategies_repeat_dropout(pool: Pool, strategy: str) -> None:
+    _hold(pool, "gpt", STRATEGIES[strategy], "dropout")
