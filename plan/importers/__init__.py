@@ -71,7 +71,7 @@ def import_file(
             run = megatron.translate(script, where.parent, request, ledger)
         else:
             kind = "torchtitan"
-            content, world = torchtitan_script.tables(script, launch, where.parent, ledger)
+            content, world = torchtitan_script.tables(script, launch, where.parent, request.sized, ledger)
             run = _torchtitan(content, request, ledger, world)
     else:
         run = _TRANSLATORS[kind](content, request, ledger)

@@ -149,12 +149,18 @@ def _holds_flags(words: list[str]) -> bool:
     return any(re.match(r"--[A-Za-z]", word) for word in words)
 
 
-def size_statements(script: Script, launch: Launch | None, ledger: Ledger) -> list[Statement]:
-    """Everything in the script that says how many nodes and GPUs run."""
+def size_statements(script: Script, launch: Launch | None, sized: bool, ledger: Ledger) -> list[Statement]:
+    """Everything in the script that says how many nodes and GPUs run. `sized`: the user says how many nodes anyway."""
     found: list[Statement] = []
 
     def add(quantity: Quantity, text: str, where: str) -> None:
-        if script.expander.why(text):
+        if reasons := script.expander.why(text):
+            needed = quantity != "gpus_per_node" and not where.startswith("variable")
+            if needed and not sized:
+                ledger.problem(
+                    f"{where} is {script.expander.show(text)}, whose value is unknown: {reasons[0].sentence()}; define"
+                    " it in the script, or give --nodes N"
+                )
             return
         if ":" in text and quantity == "nodes":
             ledger.problem(f"{where} {text} is an elastic range; give one number of nodes with --nodes")

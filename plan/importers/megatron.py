@@ -37,6 +37,12 @@ class Request:
     model: str | Mapping[str, Any] | None = None
     semantics: deepspeed.Semantics = "current"
 
+    @property
+    def sized(self) -> bool:
+        """Whether the user says how many nodes or GPUs run."""
+        stated = self.cluster if isinstance(self.cluster, Mapping) else {}
+        return self.nodes is not None or bool({"nodes", "gpus"} & set(stated))
+
 
 def translate(script: Script, folder: Path, request: Request, ledger: Ledger) -> dict[str, Any]:
     """The run of a script. Problems go to the ledger; what can be translated is."""
@@ -86,7 +92,7 @@ def pragmas(text: str, ledger: Ledger) -> dict[str, Any]:
 def _cluster(
     script: Script, launch: Launch, said: Mapping[str, Any], request: Request, ledger: Ledger
 ) -> tuple[dict[str, Any], World]:
-    statements = size_statements(script, launch, ledger)
+    statements = size_statements(script, launch, request.sized, ledger)
     world = agree(statements, ledger)
     stated = dict(said.get("cluster", {}))
     if not stated and request.cluster is None:

@@ -22,7 +22,7 @@ def find(script: Script) -> Command | None:
     return next((c for c in script.commands if any(word.split("=")[0] in CONFIG_FLAGS for word in c.words)), None)
 
 
-def tables(script: Script, command: Command, folder: Path, ledger: Ledger) -> tuple[dict[str, Any], World]:
+def tables(script: Script, command: Command, folder: Path, sized: bool, ledger: Ledger) -> tuple[dict[str, Any], World]:
     """The configuration (dotted keys) after overrides, and what the launcher says about the size of the job."""
     for problem in script.problems:
         ledger.problem(problem)
@@ -36,7 +36,7 @@ def tables(script: Script, command: Command, folder: Path, ledger: Ledger) -> tu
     given = _overrides(command.words, script, ledger)
     name = next((str(given.pop(flag[2:])) for flag in sorted(CONFIG_FLAGS) if flag[2:] in given), "")
     launch = Launch(command.words, (), "", f"line {command.line}")
-    world = agree(size_statements(script, launch, ledger), ledger)
+    world = agree(size_statements(script, launch, sized, ledger), ledger)
     return {**_file(name, folder, ledger), **given}, world
 
 

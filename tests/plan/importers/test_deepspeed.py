@@ -1,4 +1,4 @@
-"""DeepSpeed JSON: relaxed syntax, the batch equation, ZeRO and offload, auto, unknown keys, and JSON beside a script."""
+"""DeepSpeed JSON: relaxed syntax, the batch equation, ZeRO and offload, auto, unknown keys, JSON beside a script."""
 
 import json
 from pathlib import Path

@@ -151,6 +151,14 @@ def test_an_undefined_variable_is_named(tmp_path: Path) -> None:
     assert not imported(tmp_path, text, cluster=DGX, variables={"LAYERS": "4", "EXTRA": ""}).problems
 
 
+def test_an_unknown_number_of_nodes_must_be_given(tmp_path: Path) -> None:
+    """`--nnodes $NNODES` without a value is a problem, unless the command line says how many."""
+    text = script("", "torchrun --nnodes $NNODES --nproc_per_node 8")
+    result = imported(tmp_path, text, cluster=DGX)
+    assert said(result, "torchrun --nnodes is $NNODES", "the variable $NNODES is not defined", "give --nodes N")
+    assert not imported(tmp_path, text, cluster=DGX, nodes=4).problems
+
+
 def test_variables_of_the_environment_may_be_missing(tmp_path: Path) -> None:
     """A seed from a script's argument takes its default, with a warning."""
     result = imported(tmp_path, script("--seed $1"), cluster=DGX)
