@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 from plan.importers import deepspeed_keys as keys
 from plan.importers.deepspeed_batch import Batch, solve
+from plan.importers.deepspeed_zero import zero_section
 from plan.importers.ledger import Ledger
 from plan.importers.relaxed import read_json
 
 Semantics = Literal["current", "before-2026"]
 CLIPPING: dict[str, float] = {"current": 1.0, "before-2026": 0.0}
-BYTES_OF_FP32 = 4
 SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 
 
@@ -62,7 +62,7 @@ def translate(config: Mapping[str, Any], setting: Setting, ledger: Ledger) -> di
     plan: dict[str, Any] = {"implementation": "deepspeed"}
     plan |= _batch(clean, setting, ledger)
     plan |= _precision(clean, setting, ledger)
-    plan |= _zero(clean, setting, ledger)
+    plan |= zero_section(clean, ledger)
     plan |= _activations(clean, setting, plan.get("offload", {}), ledger)
     optimizer = _optimizer(clean, plan, ledger)
     optimizer |= _clipping(clean, setting, ledger)
@@ -179,71 +179,6 @@ def _precision(config: dict[str, Any], setting: Setting, ledger: Ledger) -> dict
     if not setting.script:
         found["gradient_dtype"] = wide or on[0]
     return found
-
-
-def _stage(value: object, ledger: Ledger) -> int:
-    if isinstance(value, bool):
-        ledger.note(f"zero_optimization.stage {str(value).lower()} is an old form of {int(value)}")
-        return int(value)
-    stage = ledger.integer(value, "zero_optimization.stage")
-    if stage is not None and not 0 <= stage <= 3:
-        ledger.problem(f"zero_optimization.stage is {stage}; it must be 0, 1, 2 or 3")
-    return stage or 0
-
-
-def _zero(config: dict[str, Any], setting: Setting, ledger: Ledger) -> dict[str, Any]:
-    section = config.get("zero_optimization", {})
-    if isinstance(section, bool):
-        ledger.note(f"zero_optimization {str(section).lower()} is an old form of stage {int(section)}")
-        section = {"stage": int(section)}
-    stage = _stage(section.get("stage", 0), ledger)
-    for key, off in keys.ZERO_NOT_FORECAST.items():
-        if key in section and section[key] not in off:
-            ledger.not_yet(f"zero_optimization.{key} {section[key]}", f"{key} {off[0]}")
-    found: dict[str, Any] = {"zero_stage": stage}
-    sizes = {
-        "prefetch": "stage3_prefetch_bucket_size",
-        "live": "stage3_max_live_parameters",
-        "persist_below": "stage3_param_persistence_threshold",
-    }
-    zero = {
-        ours: ledger.integer(section[theirs], f"zero_optimization.{theirs}")
-        for ours, theirs in sizes.items()
-        if theirs in section
-    }
-    if zero and stage == 3:
-        found["zero"] = {key: value for key, value in zero.items() if value is not None}
-    elif zero:
-        ledger.note(f"stage3_* keys have no effect at stage {stage}")
-    communication: dict[str, Any] = {
-        "overlap": bool(ledger.boolean(section.get("overlap_comm", stage == 3), "zero_optimization.overlap_comm"))
-    }
-    if "overlap_comm" not in section:
-        ledger.note(f"overlap_comm is not given: DeepSpeed's default at stage {stage} is {str(stage == 3).lower()}")
-    for key in ("reduce_bucket_size", "allgather_bucket_size", "sub_group_size"):
-        elements = ledger.integer(section[key], f"zero_optimization.{key}") if key in section else None
-        if key == "reduce_bucket_size" and elements is not None:
-            communication["bucket_mb"] = elements * BYTES_OF_FP32 / 1e6
-    found["communication"] = communication
-    return found | _offload(section, stage, ledger)
-
-
-def _offload(section: dict[str, Any], stage: int, ledger: Ledger) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    optimizer, parameters = section.get("offload_optimizer") or {}, section.get("offload_param") or {}
-    device = optimizer.get("device", "cpu" if optimizer else "none")
-    if device != "none" and stage == 0:
-        ledger.warn("offload_optimizer has no effect at stage 0; ZeRO must be on")
-    elif device != "none":
-        found["optimizer"] = device
-        if "ratio" in optimizer:
-            found["fraction"] = ledger.number(optimizer["ratio"], "offload_optimizer.ratio")
-    device = parameters.get("device", "cpu" if parameters else "none")
-    if device != "none" and stage < 3:
-        ledger.warn(f"offload_param {device} has no effect at stage {stage}: parameters are offloaded at stage 3 only")
-    elif device != "none":
-        found["parameters"] = device
-    return {"offload": found} if found else {}
 
 
 def _activations(config: dict[str, Any], setting: Setting, offload: dict[str, Any], ledger: Ledger) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from plan.importers.flags import TRANSLATED
 from plan.importers.ledger import Ledger
-from plan.importers.shell import Command, Script, slurm_options
+from plan.importers.script import Command, Script
+from plan.importers.slurm import slurm_options
 from plan.importers.world import Quantity, Statement
 
 MODEL_FLAGS = (

@@ -9,7 +9,7 @@ The script is evaluated (never executed), its training command found, and every 
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ from plan.importers import deepspeed
 from plan.importers.arguments import Arguments
 from plan.importers.launch import Launch, cluster_hints, find_launch, size_statements
 from plan.importers.ledger import Ledger, set_path
+from plan.importers.megatron_deepspeed import lay_deepspeed
 from plan.importers.megatron_model import model_section
-from plan.importers.megatron_plan import fp16_gradients, plan_section
+from plan.importers.megatron_plan import plan_section
 from plan.importers.megatron_training import training_sections
-from plan.importers.shell import Script
+from plan.importers.script import Script
 from plan.importers.world import World, agree, cluster_section
 
 OTHER_MODELS = re.compile(r"(pretrain|train)_(bert|t5|ict|vision|vlm|mamba|hybrid|retro|mimo|biencoder)")
@@ -63,7 +64,7 @@ def translate(script: Script, folder: Path, request: Request, ledger: Ledger) ->
     run: dict[str, Any] = {"model": model, "plan": plan}
     if cluster:
         run = {"model": model, "cluster": cluster, "plan": plan}
-    _deepspeed(script, arguments, folder, run, world, request, ledger)
+    lay_deepspeed(script, arguments, folder, run, world, request.semantics, ledger)
     batch = _explain_batch(arguments, plan, world, ledger)
     run |= training_sections(arguments, batch, _whole(model.get("seq_length")), run.pop("optimizer", {}), ledger)
     _attention_dropout(model, plan, ledger)
@@ -134,136 +135,6 @@ def model_of(model: str | Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     except ValueError as error:
         ledger.problem(f"--model: {error}")
     return {"preset": model}
-
-
-def _deepspeed(
-    script: Script, a: Arguments, folder: Path, run: dict[str, Any], world: World, request: Request, ledger: Ledger
-) -> None:
-    """Lay the DeepSpeed configuration over the plan: JSON wins for ZeRO, both must agree on the batch."""
-    used, name, stage = a.has("--deepspeed"), a.text("--deepspeed_config"), a.integer("--zero-stage")
-    alone = a.has("--no-pipeline-parallel")
-    a.has("--deepspeed-activation-checkpointing")
-    for flag in ("--zero-reduce-bucket-size", "--zero-allgather-bucket-size"):
-        a.has(flag)
-    if not used and name is None:
-        if stage is not None:
-            ledger.warn(f"--zero-stage {stage} has no effect without --deepspeed")
-        if a.has("--enable-zbh1-pipeline"):
-            run["plan"]["schedule"] = "zb-h1"
-        return
-    if not used:
-        ledger.warn(
-            f"--deepspeed_config {name} has no effect without --deepspeed; it is applied, as the script seems to"
-            " mean it"
-        )
-    plan: dict[str, Any] = run["plan"]
-    if a.has("--enable-zbh1-pipeline"):
-        plan["schedule"] = "zb-h1"
-    config = _config(script, name, folder, ledger)
-    model_parallel = (plan["tensor_parallel"] or 1) * (plan["pipeline_parallel"] or 1) * plan.get("context_parallel", 1)
-    size = world.size
-    setting = deepspeed.Setting(
-        ranks=size // model_parallel if size and size % model_parallel == 0 else None,
-        where=f"{size} GPUs / model parallel {model_parallel}",
-        tensor_parallel=plan["tensor_parallel"] or 1,
-        pipeline_parallel=plan["pipeline_parallel"] or 1,
-        script=True,
-        micro=plan.get("micro_batch_size"),
-        train=plan.get("global_batch_size"),
-        clip=a.number("--clip-grad", 1.0),
-        semantics=request.semantics,
-    )
-    if config is None:
-        pieces: dict[str, Any] = {"plan": {"zero_stage": stage if stage is not None else 1}}
-    else:
-        pieces = deepspeed.translate(
-            config, replace(setting, clip=setting.clip if "--clip-grad" in a.given else None), ledger
-        )
-        pieces["plan"] |= {"zero_stage": _stage(config, pieces["plan"]["zero_stage"], stage, ledger)}
-    precision = pieces["plan"].get("precision")
-    if precision is not None and precision != plan["precision"]:
-        ledger.problem(
-            f"two precisions: {precision} in the DeepSpeed JSON and {plan['precision']} from the script's flags; make"
-            " them equal"
-        )
-    _lay_over(plan, pieces["plan"], alone, ledger)
-    run["optimizer"] = pieces.get("optimizer", {})
-
-
-def _config(script: Script, name: str | None, folder: Path, ledger: Ledger) -> dict[str, Any] | None:
-    """The JSON a script writes in a heredoc, or the file beside it."""
-    if name is None:
-        ledger.warn("--deepspeed without --deepspeed_config: ZeRO settings come from the flags only")
-        return None
-    shown = script.expander.show(name)
-    text = script.files.get(name)
-    if text is not None:
-        unknown = script.expander.why(text)
-        if unknown:
-            ledger.problem(
-                f"{shown}, written by the script, contains {unknown[0].detail}, whose value is unknown:"
-                f" {unknown[0].sentence()}"
-            )
-            return None
-        return deepspeed.read(text, shown)
-    for path in (folder / shown, folder / Path(shown).name):
-        if path.is_file():
-            return deepspeed.read(path.read_text(encoding="utf-8"), shown)
-    ledger.warn(f"{shown} is neither written by the script nor beside it: ZeRO settings come from the flags only")
-    return None
-
-
-def _stage(config: Mapping[str, Any], found: int, flag: int | None, ledger: Ledger) -> int:
-    if flag is not None and flag != found and "zero_optimization" in config:
-        ledger.warn(
-            f"zero_optimization.stage {found} in the DeepSpeed JSON and --zero-stage {flag} in the script: the JSON"
-            " wins"
-        )
-    return found if "zero_optimization" in config or flag is None else flag
-
-
-def _lay_over(plan: dict[str, Any], pieces: dict[str, Any], alone: bool, ledger: Ledger) -> None:
-    stage = pieces["zero_stage"]
-    if stage == 0 and plan["precision"] == "bf16":
-        ledger.note(
-            "ZeRO stage 0 with bf16: DeepSpeed's bf16 optimizer shards its states over the data-parallel ranks by"
-            " itself, so zero_stage 1"
-        )
-        pieces = {**pieces, "zero_stage": 1}
-    pipeline = plan["pipeline_parallel"] or 1
-    if stage >= 2 and not alone and pipeline == 1:
-        ledger.problem(
-            f"ZeRO stage {stage} needs --no-pipeline-parallel even at pipeline size 1: without it DeepSpeed's pipeline"
-            " engine runs, which refuses ZeRO-2 and ZeRO-3"
-        )
-    if stage >= 2:
-        plan["implementation"] = "deepspeed"
-        plan.setdefault("attention", "unfused")  # the layers are still Megatron's
-        if plan["precision"] == "fp16":
-            plan["gradient_dtype"] = "fp16"
-    else:
-        if plan["precision"] == "fp16":
-            plan |= fp16_gradients("DeepSpeed with fp16", ledger)
-        ledger.warn(
-            "DeepSpeed's engine around Megatron's layers is forecast as implementation megatron: same layers and"
-            " pipeline order; DeepSpeed all-reduces gradients where Megatron's ZeRO-1 reduce-scatters them (3Ψ against"
-            " 2Ψ a step)"
-        )
-    for key in (
-        "zero_stage",
-        "zero",
-        "communication",
-        "partition_activations",
-        "micro_batch_size",
-        "global_batch_size",
-    ):
-        if key in pieces:
-            plan[key] = pieces[key]
-    if "offload" in pieces:
-        plan["offload"] = {**plan.get("offload", {}), **pieces["offload"]}
-    if plan.get("partition_activations") and (plan["recompute"] != "full" or plan["tensor_parallel"] == 1):
-        plan.pop("partition_activations")
-        ledger.note("partition_activations has no effect without full recompute and tensor parallelism")
 
 
 def _explain_batch(a: Arguments, plan: Mapping[str, Any], world: World, ledger: Ledger) -> int | None:

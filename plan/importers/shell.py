@@ -14,68 +14,20 @@ sourced file is a problem that names the file, because whatever it defines is mi
 import copy
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from plan.errors import InputError
-from plan.importers import shell_parse as tree
-from plan.importers.shell_expand import Expander, Value
-from plan.importers.shell_parse import Assign, Node, Simple, parse
+from plan.importers import shell_tree as tree
+from plan.importers.script import Command, Script
+from plan.importers.shell_expand import Value
+from plan.importers.shell_parse import DECLARATIONS, parse
 from plan.importers.shell_syntax import Heredoc
 from plan.importers.shell_tests import both, either, negate, truth
+from plan.importers.shell_tree import Assign, Node, Simple
+from plan.importers.slurm import slurm_variables
 
 SHELLS = frozenset({"bash", "sh", "/bin/bash", "/bin/sh"})
 ENVIRONMENT_FILES = re.compile(r"(\bactivate$|bashrc$|bash_profile$|\.profile$|/etc/profile|conda\.sh$|/etc/bashrc)")
 MAXIMUM_DEPTH = 40
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One command the script would start: its words, the line it stands in, and whether that depends on an unknown
-    condition.
-    """
-
-    words: tuple[str, ...]
-    line: int
-    conditional: bool = False
-
-
-@dataclass(slots=True)
-class Script:
-    """What was learnt from a script."""
-
-    text: str
-    expander: Expander = field(default_factory=Expander)
-    commands: list[Command] = field(default_factory=list)
-    files: dict[str, str] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    made_from: dict[str, set[str]] = field(default_factory=dict)
-    """For every variable, the variables its value was made from."""
-
-
-def slurm_options(text: str) -> list[tuple[str, str]]:
-    """The `#SBATCH` options of a script in order, as ("--nodes", "24"); short names are spelled out."""
-    short = {"-N": "--nodes", "-n": "--ntasks", "-G": "--gpus", "-C": "--constraint", "-p": "--partition"}
-    found: list[tuple[str, str]] = []
-    for row in re.findall(r"^\s*#SBATCH[ \t]+(.*)$", text, re.MULTILINE):
-        words = row.split(" #")[0].replace("=", " ", 1).split()
-        if words:
-            found.append((short.get(words[0], words[0]), " ".join(words[1:])))
-    return found
-
-
-def slurm_variables(text: str) -> dict[str, Value]:
-    """The environment variables SLURM sets from the header: node and task counts."""
-    values: dict[str, Value] = {}
-    for option, value in slurm_options(text):
-        if option == "--nodes":
-            nodes = value.split("-")[0]
-            values |= {"SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes}
-        elif option == "--ntasks-per-node":
-            values["SLURM_NTASKS_PER_NODE"] = value
-        elif option in ("--gpus-per-node", "--gres") and value.split(":")[-1].isdigit():
-            values["SLURM_GPUS_ON_NODE"] = value.split(":")[-1]
-    return values
 
 
 def read_script(text: str, variables: Mapping[str, str] | None = None) -> Script:
@@ -224,7 +176,7 @@ class _Walk:
 
     def simple(self, node: Simple) -> bool | None:
         words = [field for raw in node.words for field in self.expander.fields(raw)] if not self._is_test(node) else []
-        if not node.words or (words and words[0] in tree.DECLARATIONS):
+        if not node.words or (words and words[0] in DECLARATIONS):
             for assign in node.assigns:
                 self.assign(assign)
         self.write_files(node, words)
@@ -291,7 +243,7 @@ class _Walk:
             return self.call(name, words[1:], line)
         elif name in SHELLS | {"sbatch"} and node.heredocs:
             return self.nested(self._heredoc(node.heredocs[0]), line)
-        elif name in tree.DECLARATIONS or name in (
+        elif name in DECLARATIONS or name in (
             "set",
             "shift",
             "cd",

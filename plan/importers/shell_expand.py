@@ -6,13 +6,13 @@ harmlessly through paths and log options; whoever needs the value of one calls `
 the user. Nothing is ever executed.
 """
 
-import fnmatch
 import re
 from dataclasses import dataclass, field
 from typing import Literal
 
 from plan.errors import InputError
 from plan.importers.shell_arithmetic import evaluate
+from plan.importers.shell_operate import operate
 
 Value = str | list[str]
 OPAQUE = re.compile("\ue000(\\d+)\ue001")
@@ -267,7 +267,7 @@ class _Walk:
                 return self.owner.opaque("unsupported", "${" + body + "}")
             return self.owner.read(target)
         value = self._element(name + (index or ""))
-        return _operate(self.owner, name, value, operation) if operation else value
+        return operate(self.owner, name, value, operation) if operation else value
 
     def _element(self, reference: str) -> Value:
         name, _, index = reference.partition("[")
@@ -287,52 +287,3 @@ class _Walk:
 
 def _split(value: str) -> list[str]:
     return value.split()
-
-
-def _operate(owner: Expander, name: str, value: Value, operation: str) -> Value:
-    """`${name operation}` for the operations scripts use; anything else is opaque."""
-    unset = name not in owner.variables and not (isinstance(value, list) and value)
-    if match := re.match(r"(:?)([-=?+])(.*)$", operation, re.DOTALL):
-        colon, sign, word = match.groups()
-        missing = unset or (bool(colon) and value in ("", []))
-        if sign == "+":
-            return "" if missing else owner.text(word)
-        if not missing:
-            return value
-        if sign == "?":
-            return owner.opaque("undefined", f"${name}")
-        default = owner.text(word)
-        if sign == "=":
-            owner.variables[name] = default
-        return default
-    if not isinstance(value, str):
-        return owner.opaque("unsupported", "${" + name + operation + "}")
-    if owner.why(value):
-        return value
-    if match := re.match(r"(%%|%|##|#)(.*)$", operation, re.DOTALL):
-        return _trim(value, match.group(1), owner.text(match.group(2)))
-    if match := re.match(r"//?([^/]*)/?(.*)$", operation, re.DOTALL):
-        pattern, replacement = owner.text(match.group(1)), owner.text(match.group(2))
-        found = re.compile(fnmatch.translate(pattern).removesuffix(r"\z").removesuffix(r"\Z"))
-        return found.sub(replacement.replace("\\", r"\\"), value, count=0 if operation.startswith("//") else 1)
-    if match := re.match(r":\s*(-?\d+)(?::\s*(-?\d+))?$", operation):
-        start = int(match.group(1))
-        end = (
-            None
-            if match.group(2) is None
-            else (start + int(match.group(2)) if int(match.group(2)) >= 0 else int(match.group(2)))
-        )
-        return value[start:end]
-    if operation in ("^^", ",,"):
-        return value.upper() if operation == "^^" else value.lower()
-    return owner.opaque("unsupported", "${" + name + operation + "}")
-
-
-def _trim(value: str, sign: str, pattern: str) -> str:
-    """Remove the shortest or longest match of a glob from the front (#) or the back (%)."""
-    cuts = range(len(value) + 1)
-    if sign.startswith("#"):
-        order = cuts if sign == "#" else reversed(cuts)
-        return next((value[cut:] for cut in order if fnmatch.fnmatchcase(value[:cut], pattern)), value)
-    order = reversed(cuts) if sign == "%" else cuts
-    return next((value[:cut] for cut in order if fnmatch.fnmatchcase(value[cut:], pattern)), value)

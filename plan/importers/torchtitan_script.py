@@ -10,7 +10,7 @@ from typing import Any
 from plan.importers.arguments import is_flag
 from plan.importers.launch import Launch, size_statements
 from plan.importers.ledger import Ledger, as_number
-from plan.importers.shell import Command, Script
+from plan.importers.script import Command, Script
 from plan.importers.torchtitan import flatten
 from plan.importers.world import World, agree
 

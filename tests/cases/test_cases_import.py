@@ -242,8 +242,17 @@ def test_078_zero_2_and_3_with_a_pipeline(tmp_path: Path) -> None:
 
 def test_080_vision_heads_do_not_count(tmp_path: Path) -> None:
     """The language part alone decides heads, and the note says so."""
-    language = {"model_type": "qwen2", "hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 8, "num_hidden_layers": 80,
-                "intermediate_size": 29568, "vocab_size": 151674, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6}
+    language = {
+        "model_type": "qwen2",
+        "hidden_size": 8192,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 80,
+        "intermediate_size": 29568,
+        "vocab_size": 151674,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+    }
     for part in ("llm_config", "text_config"):
         config = {"architectures": ["InternVLChatModel"], part: language, "vision_config": {"num_attention_heads": 25}}
         result = read(tmp_path, json.dumps(config), "config.json", cluster=DGX, nodes=1)

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plan.errors import InputError
-from plan.importers.shell import Script, read_script
+from plan.importers.script import Script
+from plan.importers.shell import read_script
 
 
 def words(script: Script, number: int = 0) -> list[str]:
