@@ -13,7 +13,8 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,25 +47,28 @@ def demo_command(target: str | None, fresh: bool, as_json: bool) -> int:
     folder = _folder(target)
     say = output.note if as_json else output.emit
     profile = calibrated_profile(folder, fresh)
+    result = demonstrate(folder, profile, [example(name) for name in RUNS], say)
+    result = replace(result, seconds=time.perf_counter() - begin)
+    output.emit_json(result) if as_json else output.emit(text(result, output.width(), output.colour()))
+    return 0
+
+
+def demonstrate(
+    folder: Path, profile: Path, examples: Sequence[Path], say: Callable[[str], None] = output.progress
+) -> Demo:
+    """Forecast, train and compare each example in turn, with one profile that must stay what it is."""
+    begin = time.perf_counter()
     before = _hash(profile)
     say(f"profile {profile}, hash {before[:16]}")
     runs = []
-    for name in RUNS:
-        flown = loop(example(name), folder, profile)
-        runs.append(flown)
+    for path in examples:
+        flown = loop(path, folder, profile)
+        runs.append(_run(flown))
         say(_summary(flown, output.width(), output.colour()))
-    result = Demo(
-        folder=str(folder),
-        profile=str(profile),
-        profile_hash_before=before,
-        profile_hash_after=_hash(profile),
-        seconds=time.perf_counter() - begin,
-        runs=tuple(_run(flown) for flown in runs),
-    )
-    if result.profile_hash_before != result.profile_hash_after:
+    after = _hash(profile)
+    if before != after:
         raise WindtunnelError(f"the profile {profile} changed during the demo: something else wrote to it")
-    output.emit_json(result) if as_json else output.emit(text(result, output.width(), output.colour()))
-    return 0
+    return Demo(str(folder), str(profile), before, after, time.perf_counter() - begin, tuple(runs))
 
 
 def loop(path: Path, folder: Path, profile: Path) -> Flown:

@@ -51,8 +51,12 @@ def emit_json(result: Any) -> None:
 
 def json_text(result: Any) -> str:
     """A dataclass or mapping as JSON. NaN is no JSON: a number that could not be computed is null."""
-    plain = asdict(result) if is_dataclass(result) and not isinstance(result, type) else result
-    return json.dumps(_finite(plain), indent=2, ensure_ascii=False, allow_nan=False)
+    return json.dumps(plain(result), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def plain(result: Any) -> Any:
+    """A dataclass or mapping as JSON has it."""
+    return _finite(asdict(result) if is_dataclass(result) and not isinstance(result, type) else result)
 
 
 def _finite(value: Any) -> Any:
