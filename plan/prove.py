@@ -22,12 +22,13 @@ instruction list: slow, plain, and the judge of this one in tests.
 from __future__ import annotations
 
 from plan.program import RankProgram, StepProgram
-from plan.prove_blocks import Atoms, Broken, Shape, analyse, shape_key
+from plan.prove_blocks import Broken, Shape, analyse, shape_key
 from plan.prove_complete import prove_complete
 from plan.prove_error import ProofError as ProofError
 from plan.prove_error import name
 from plan.prove_order import prove_order
 from plan.prove_period import find_run, text_of
+from plan.prove_places import Atoms, Place, slot_names
 from plan.prove_ports import Ports
 from plan.prove_storage import Storage
 
@@ -36,31 +37,47 @@ def prove(program: StepProgram, skip: bool = True) -> None:
     """Raises ProofError when the program must not fly. `skip=False` steps through every call of a steady state too."""
     prove_complete(program)
     prove_order(program)
-    shapes: dict[tuple[object, ...], Shape] = {}
+    library = _Library()
     for number, stage in enumerate(program.classes):
-        _prove_storage(stage, number, shapes, skip)
+        _prove_storage(stage, number, library, skip)
 
 
-def _prove_storage(stage: RankProgram, class_: int, known: dict[tuple[object, ...], Shape], skip: bool) -> None:
+class _Library:
+    """Shapes known so far, by structure; `wide` numbers layouts of rank-wide storage."""
+
+    def __init__(self) -> None:
+        self.shapes: list[Shape] = []
+        self.numbers: dict[tuple[object, ...], int] = {}
+        self.wide: dict[tuple[tuple[Place, ...], ...], int] = {}
+
+
+def _prove_storage(stage: RankProgram, class_: int, library: _Library, skip: bool) -> None:
     atoms = Atoms(stage)
-    shapes = [_shape(stage, class_, block, atoms, known) for block in range(len(stage.blocks))]
-    ports = Ports(stage, class_, shapes, atoms)
-    run = find_run(stage, text_of(stage)) if skip else None
+    numbers = [_number(stage, class_, block, atoms, library) for block in range(len(stage.blocks))]
+    shapes = [library.shapes[number] for number in numbers]
+    slots = [slot_names(block) for block in stage.blocks]
+    text = text_of(stage, numbers)
+    ports = Ports(stage, class_, shapes, atoms, text)
+    run = find_run(stage, text, slots) if skip else None
     try:
-        Storage(stage, class_, shapes, atoms, ports, run).prove()
+        Storage(stage, class_, shapes, numbers, slots, ports, run).prove()
     except (ProofError, KeyError):
         if run is None:
             raise
-        Storage(stage, class_, shapes, atoms, ports, None).prove()
+        Storage(stage, class_, shapes, numbers, slots, ports, None).prove()
 
 
-def _shape(stage: RankProgram, class_: int, block: int, atoms: Atoms, known: dict[tuple[object, ...], Shape]) -> Shape:
-    key = shape_key(stage.blocks[block], atoms)
-    if key not in known:
+def _number(stage: RankProgram, class_: int, block: int, atoms: Atoms, library: _Library) -> int:
+    """The number of a block's shape, analysed if it is new."""
+    wide = library.wide.setdefault(atoms.wide, len(library.wide))
+    key = shape_key(stage.blocks[block], wide)
+    if key not in library.numbers:
         try:
-            known[key] = analyse(stage.blocks[block], atoms)
+            shape = analyse(stage.blocks[block], atoms)
         except Broken as broken:
             call = next((c for c, placed in enumerate(stage.calls) if placed.block == block), None)
             named = [] if call is None else [name(stage, class_, call, local) for local in broken.locals]
             raise ProofError(broken.proof, f"{stage.blocks[block].name}: {broken.reason}", named) from None
-    return known[key]
+        library.numbers[key] = len(library.shapes)
+        library.shapes.append(shape)
+    return library.numbers[key]

@@ -22,14 +22,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
 
+from plan.program import STREAMS, Block
 from plan.prove_error import Proof
-from plan.program import STREAMS, Block, Buffer, RankProgram, numel
+from plan.prove_places import Atoms, Place, place_text, slot_names
 
 STREAM: dict[str, int] = {stream: index for index, stream in enumerate(STREAMS)}
 COMPUTE = STREAM["compute"]
 NOTHING = (0,) * len(STREAMS)
 Clock = tuple[int, ...]  # for each stream, how many of its instructions are finished
-Place = str | tuple[int, int]  # a slot's name, or (rank-wide buffer, atom)
 Ends = tuple[tuple[int, int], ...]  # (stream, local id)
 
 
@@ -97,75 +97,35 @@ class Shape:
     counts: Clock
     tails: Ends  # the last instruction of each stream
     port_uses: tuple[tuple[int, Use], ...]
-    place_uses: tuple[tuple[Place, Use], ...]
+    place_uses: tuple[tuple[Place, Use], ...]  # slots, and atoms that not only compute touches here
+    atom_uses: dict[Place, Use]  # atoms that compute alone touches here
     exports: dict[int, Use]  # own allocator buffers handed out
+    left: frozenset[int]  # those of them that the block does not free itself
     sync: int  # the last host_sync instruction, -1 if none
     port_of: dict[int, int]  # local buffer → in-port
     waited_ports: tuple[int, ...]
 
 
-def rank_range(buffer: Buffer, index: int) -> tuple[int, int, int]:
-    """(base buffer, first element, end) of rank-wide buffer `index`, or of a local view (index -1)."""
-    if buffer.base is None:
-        return index, 0, numel(buffer.shape)
-    return buffer.base[0], buffer.base[1], buffer.base[1] + numel(buffer.shape)
-
-
-class Atoms:
-    """Rank-wide storage cut into the pieces that communication streams touch as one.
-
-    A place is (base buffer, atom). Buffers that only the compute stream touches need no proof and have no place. Cut
-    points are the ends of the ranges other streams touch, so two accesses meet in an atom exactly when their ranges
-    meet or both are compute's (whose accesses are ordered anyway).
-    """
-
-    def __init__(self, program: RankProgram) -> None:
-        self.buffers = program.buffers
-        spans: dict[int, set[int]] = {}
-        for block in program.blocks:
-            for instruction in block.instructions:
-                if instruction.stream != "compute":
-                    for ref in (*instruction.reads, *instruction.writes):
-                        self._note(block, ref, spans)
-        self.cuts = {base: tuple(sorted(ends)) for base, ends in sorted(spans.items())}
-        self._wide = tuple(self._find(buffer, index) for index, buffer in enumerate(self.buffers))
-        self.key = self._wide
-
-    def _note(self, block: Block, ref: int, spans: dict[int, set[int]]) -> None:
-        buffer = self.buffers[-1 - ref] if ref < 0 else block.buffers[ref]
-        if buffer.slot is None and (ref < 0 or buffer.base is not None):
-            base, start, end = rank_range(buffer, -1 - ref)
-            spans.setdefault(base, set()).update((start, end))
-
-    def _find(self, buffer: Buffer, index: int) -> tuple[Place, ...]:
-        if buffer.slot is not None:
-            return (buffer.slot,)
-        base, start, end = rank_range(buffer, index)
-        cuts = self.cuts.get(base, ())
-        return tuple((base, i) for i in range(len(cuts) - 1) if cuts[i] < end and start < cuts[i + 1])
-
-    def places(self, block: Block, ref: int) -> tuple[Place, ...]:
-        """The places behind a rank-wide reference, a local slot tenant or a local view; none for allocator buffers."""
-        if ref < 0:
-            return self._wide[-1 - ref]
-        buffer = block.buffers[ref]
-        return self._find(buffer, -1) if buffer.slot is not None or buffer.base is not None else ()
-
-
 _structure = attrgetter("stream", "waits", "reads", "writes", "frees", "host_sync")
-_storage = attrgetter("slot", "base", "shape")
 _port_buffer = attrgetter("buffer")
 _port_out = attrgetter("instruction", "buffer")
 
 
-def shape_key(block: Block, atoms: Atoms) -> tuple[object, ...]:
-    """Equal keys, equal shapes (labels, costs and communications do not matter here)."""
+def shape_key(block: Block, wide: int) -> tuple[object, ...]:
+    """Equal keys, equal shapes: labels, costs, communications and names of slots do not matter. `wide` numbers the
+    class's layout of rank-wide buffers.
+    """
+    names = slot_names(block)
+    storage = [
+        (-1 if b.slot is None else names.index(b.slot), b.base, b.shape if b.base is not None else None)
+        for b in block.buffers
+    ]
     return (
+        wide,
         tuple(map(_structure, block.instructions)),
-        tuple(map(_storage, block.buffers)),
+        tuple(storage),
         tuple(map(_port_buffer, block.ports_in)),
         tuple(map(_port_out, block.ports_out)),
-        atoms.key,
     )
 
 
@@ -181,16 +141,24 @@ def analyse(block: Block, atoms: Atoms) -> Shape:
         for k, p in enumerate(block.ports_in)
         if p.buffer is not None
     )
-    place_uses = tuple(
-        (place, summarise(order, accesses, place_text(place), tenanted=isinstance(place, str)))
+    uses = {
+        place: summarise(order, accesses, _place_text(block, place), tenanted=not isinstance(place, tuple))
         for place, accesses in places.items()
-    )
+    }
+    atom_uses: dict[Place, Use] = {place: use for place, use in uses.items() if use.solo and isinstance(place, tuple)}
+    place_uses = tuple((place, use) for place, use in uses.items() if place not in atom_uses)
     for ref, local in frees.items():
         raise Broken("memory", f"{_what(block, ref)} is freed, but the allocator does not own it", (local,))
     syncs = [i for i, instruction in enumerate(block.instructions) if instruction.host_sync]
     waited = tuple(sorted({-1 - w for i in block.instructions for w in i.waits if w < 0}))
     counts, tails = _totals(order)
-    return Shape(order, counts, tails, port_uses, place_uses, exports, syncs[-1] if syncs else -1, port_of, waited)
+    sync = syncs[-1] if syncs else -1
+    left = frozenset(ref for ref, use in exports.items() if use.free < 0)
+    return Shape(order, counts, tails, port_uses, place_uses, atom_uses, exports, left, sync, port_of, waited)
+
+
+def _place_text(block: Block, place: Place) -> str:
+    return place_text(slot_names(block)[place] if isinstance(place, int) else place)
 
 
 def _own_uses(block: Block, order: Order, own: Touched, frees: dict[int, int], imported: set[int]) -> dict[int, Use]:
@@ -206,11 +174,6 @@ def _own_uses(block: Block, order: Order, own: Touched, frees: dict[int, int], i
         elif use.free < 0:
             raise Broken("memory", f"{_what(block, ref)} is never freed", (accesses[0].local,))
     return exports
-
-
-def place_text(place: Place) -> str:
-    """A slot or a part of a rank-wide buffer in words."""
-    return f"slot {place}" if isinstance(place, str) else f"rank-wide buffer {place[0]}"
 
 
 def _what(block: Block, ref: int) -> str:

@@ -89,31 +89,30 @@ class _Ledger:
 
     def _work(self, masks: list[int]) -> dict[Key, int]:
         work: dict[Key, int] = {}
-        once: dict[Key, int] = {}
+        once: set[Key] = set()
         for number, block in enumerate(self.stage.blocks):
             mine: set[Key] = set()
             for local, i in enumerate(block.instructions):
                 key = (i.phase, i.kind, i.unit, i.piece)
                 if key in mine:
-                    raise self._twice(key, number, number)
+                    raise self._twice(key)
                 mine.add(key)
                 if i.phase == "step":
                     if key in once or len(self.calls_of[number]) > 1:
-                        raise self._twice(key, once.get(key, number), number)
-                    once[key] = number
+                        raise self._twice(key)
+                    once.add(key)
                 elif masks[number]:
                     before = work.get(key, 0)
                     if before & masks[number]:
-                        raise self._twice(key, -1, number)
+                        raise self._twice(key)
                     work[key] = before | masks[number]
                 elif self.calls_of[number]:
                     named = name(self.stage, self.class_, self.calls_of[number][0], local)
                     raise self._error("an instruction of a unit stands in a call without a micro-batch", [named])
         return work
 
-    def _twice(self, key: Key, first: int, second: int) -> ProofError:
-        places = [place for place in self._all(key)]
-        named = [name(self.stage, self.class_, *place) for place in places]
+    def _twice(self, key: Key) -> ProofError:
+        named = [name(self.stage, self.class_, *place) for place in self._all(key)]
         clashes = Counter(n.label for n in named)
         again = [n for n in named if clashes[n.label] > 1][:2]
         return self._error(f"{_key_text(key)} stands twice in a step", again or named[:2])
@@ -129,7 +128,7 @@ class _Ledger:
     def _find(self, key: Key) -> Named:
         return name(self.stage, self.class_, *self._all(key)[0])
 
-    # --- parameters and buckets -----------------------------------------------------------------------------------------
+    # --- parameters and buckets
 
     def _prove_parameters(self, masks: list[int]) -> None:
         stage = self.stage
@@ -149,8 +148,8 @@ class _Ledger:
                     last[base] = max(last.get(base, (-1, -1)), (self.calls_of[number][-1], local))
         for param in stage.params:
             bucket = stage.buckets[param.bucket]
-            ref = views.get(((bucket.grad_buffer, param.offset), param.local_shape))
-            missing = self.all & ~covered.get(ref, 0) if ref is not None else self.all
+            view = views.get(((bucket.grad_buffer, param.offset), param.local_shape), 0)
+            missing = self.all & ~covered.get(view, 0)
             if missing:
                 raise self._error(f"the gradient of {param.name} is not written for {_micros(missing)}", [])
         self._prove_layout()

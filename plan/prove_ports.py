@@ -1,29 +1,50 @@
 """How calls of a rank class are wired: bindings point backwards, both sides of a port agree, and whose storage a port
 brings.
+
+Most ports bring activations that compute made and compute alone uses. Their order needs no proof, only that they are
+alive and freed once: a call's *sheet* sorts its ports into those, gathered by the call they come from, and the few
+that need clocks. Calls with the same letter and the same blocks behind it share a sheet.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
+
 from plan.program import Buffer, RankProgram
-from plan.prove_blocks import Atoms, Place, Shape
+from plan.prove_blocks import Shape, Use
 from plan.prove_error import ProofError, name
+from plan.prove_period import Text
+from plan.prove_places import Atoms, Place
 from plan.prove_state import Owner
 
 Wire = tuple[int, int, int, int]  # consumer's block and in-port, producer's block and out-port
 Kind = tuple[str, int, tuple[Place, ...]]  # own | slot | wide | forward | token; reference or in-port; places
 
 
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """`simple`: (calls back, buffers that must be alive, those of them that are freed); `careful`: ports that need
+    clocks.
+    """
+
+    simple: tuple[tuple[int, frozenset[int], frozenset[int]], ...]
+    careful: tuple[tuple[int, Use], ...]
+
+
 class Ports:
     """The wiring of one class. Raises ProofError (memory, deadlock) when it does not fit.
 
     `wanted[block]`: out-ports whose instruction some call waits for. `shared`: (block, buffer) handed out that some
-    stream other than compute touches: only these need clocks.
+    stream other than compute touches: only these need clocks. `sheets[call]`: the call's sheet.
     """
 
-    def __init__(self, program: RankProgram, class_: int, shapes: list[Shape], atoms: Atoms) -> None:
-        self.program, self.class_, self.shapes, self.atoms = program, class_, shapes, atoms
+    def __init__(self, program: RankProgram, class_: int, shapes: list[Shape], atoms: Atoms, text: Text) -> None:
+        self.program, self.class_, self.shapes, self.atoms, self.text = program, class_, shapes, atoms, text
+        self._check_backwards()
         self.kinds = [[self._kind(b, out.buffer) for out in block.ports_out] for b, block in enumerate(program.blocks)]
-        wires = self._wires()
+        keys, firsts = self._keys()
+        wires = self._wires(firsts)
         for wire, call in wires.items():
             self._check(wire, call)
         self.wanted: list[set[int]] = [set() for _ in shapes]
@@ -31,30 +52,44 @@ class Ports:
             if port in shapes[block].waited_ports:
                 self.wanted[source].add(out)
         self.shared = self._shared(wires)
+        made = [self._sheet(call) for call in firsts]
+        self.sheets = [made[key] for key in keys]
 
-    def _wires(self) -> dict[Wire, int]:
-        """Every distinct wire, with the first call that uses it."""
+    def _check_backwards(self) -> None:
+        """A call may only be bound to calls issued before it."""
+        for letter, back in enumerate(self.text.back):
+            if back and min(back) <= 0:
+                here = self.text.letters.index(letter)
+                bindings = self.program.calls[here].bindings
+                port = next(k for k, (bound, _) in enumerate(bindings) if bound >= here)
+                named = self.program.blocks[self.program.calls[here].block].ports_in[port].name
+                reason = f"in-port {named} of call {here} is bound to call {bindings[port][0]}, not issued before it"
+                raise ProofError("deadlock", reason, [name(self.program, self.class_, here, 0)])
+
+    def _keys(self) -> tuple[list[int], list[int]]:
+        """For every call the number of its (letter, blocks behind it), and the first call of each number."""
         blocks = [call.block for call in self.program.calls]
-        seen: dict[tuple[object, ...], int] = {}
-        wires: dict[Wire, int] = {}
-        for here, call in enumerate(self.program.calls):
-            sources = tuple([(blocks[bound], out) if bound >= 0 else None for bound, out in call.bindings])
-            if any(bound >= here for bound, _ in call.bindings):
-                self._refuse_forward(here)
-            if seen.setdefault((call.block, sources), here) == here:
-                for port, source in enumerate(sources):
-                    if source is not None:
-                        wires.setdefault((call.block, port, *source), here)
-        return wires
+        back = self.text.back
+        numbers: dict[tuple[int, ...], int] = {}
+        keys: list[int] = []
+        firsts: list[int] = []
+        for here, letter in enumerate(self.text.letters):
+            key = (letter, blocks[here], *[blocks[here - distance] for distance in back[letter]])
+            number = numbers.setdefault(key, len(firsts))
+            if number == len(firsts):
+                firsts.append(here)
+            keys.append(number)
+        return keys, firsts
 
-    def _refuse_forward(self, here: int) -> None:
-        call = self.program.calls[here]
-        port = next(k for k, (bound, _) in enumerate(call.bindings) if bound >= here)
-        named = self.program.blocks[call.block].ports_in[port].name
-        reason = (
-            f"in-port {named} of call {here} is bound to call {call.bindings[port][0]}, which is not issued before it"
-        )
-        raise ProofError("deadlock", reason, [name(self.program, self.class_, here, 0)])
+    def _wires(self, firsts: list[int]) -> dict[Wire, int]:
+        """Every distinct wire, with the first call that uses it."""
+        wires: dict[Wire, int] = {}
+        for here in firsts:
+            call = self.program.calls[here]
+            for port, (bound, out) in enumerate(call.bindings):
+                if bound >= 0:
+                    wires.setdefault((call.block, port, self.program.calls[bound].block, out), here)
+        return wires
 
     def _check(self, wire: Wire, call: int) -> None:
         block, port, source, out = wire
@@ -86,19 +121,42 @@ class Ports:
         seen = set(todo)
         while todo:
             source, out = todo.pop()
-            ref = self.program.blocks[source].ports_out[out].buffer
-            if ref is None or ref < 0:
-                continue
-            port = self.shapes[source].port_of.get(ref)
-            if port is None:
+            kind, ref, _ = self.kinds[source][out]
+            if kind == "own":
                 shared.add((source, ref))
-                continue
-            more = {(w[2], w[3]) for w in wires if w[:2] == (source, port)} - seen
-            seen |= more
-            todo += more
+            elif kind == "forward":
+                more = {(w[2], w[3]) for w in wires if w[:2] == (source, ref)} - seen
+                seen |= more
+                todo += more
         return shared
 
-    # --- whose storage --------------------------------------------------------------------------------------------------
+    def _sheet(self, here: int) -> Sheet:
+        call = self.program.calls[here]
+        uses = [(port, use) for port, use in self.shapes[call.block].port_uses if use.accesses or use.free >= 0]
+        owners = {port: self._simple_owner(*call.bindings[port]) for port, _ in uses}
+        often = Counter(owner for owner in owners.values() if owner is not None)
+        needs: dict[int, set[int]] = {}
+        frees: dict[int, set[int]] = {}
+        careful = []
+        for port, use in uses:
+            owner = owners[port]
+            if owner is None or often[owner] > 1:
+                if use.accesses or call.bindings[port][0] >= 0:
+                    careful.append((port, use))
+                continue
+            needs.setdefault(here - owner[0], set()).add(owner[1])
+            if use.free >= 0:
+                frees.setdefault(here - owner[0], set()).add(owner[1])
+        simple = tuple((back, frozenset(refs), frozenset(frees.get(back, ()))) for back, refs in needs.items())
+        return Sheet(simple, tuple(careful))
+
+    def _simple_owner(self, call: int, out: int) -> Owner | None:
+        """The allocator buffer right behind a port, if compute alone touches it."""
+        if call < 0:
+            return None
+        block = self.program.calls[call].block
+        kind, ref, _ = self.kinds[block][out]
+        return (call, ref) if kind == "own" and (block, ref) not in self.shared else None
 
     def _kind(self, block: int, ref: int | None) -> Kind:
         if ref is None:
@@ -112,7 +170,7 @@ class Ports:
             return "wide", ref, places
         return "own", ref, ()
 
-    def _resolve(self, call: int, out: int) -> tuple[int, Kind]:
+    def source(self, call: int, out: int) -> tuple[int, Kind]:
         """What stands behind an out-port, through the ports of the calls it came by (call -1: nothing)."""
         placed = self.program.calls[call]
         kind = self.kinds[placed.block][out]
@@ -123,13 +181,3 @@ class Ports:
             placed = self.program.calls[call]
             kind = self.kinds[placed.block][out]
         return call, kind
-
-    def owner(self, call: int, out: int) -> Owner | None:
-        """The allocator buffer behind an out-port, or None when it is something else."""
-        call, kind = self._resolve(call, out)
-        return (call, kind[1]) if kind[0] == "own" else None
-
-    def places(self, call: int, out: int) -> list[tuple[Place, Owner | None]]:
-        """The slot behind an out-port, with the tenant that must hold it, or the rank-wide atoms."""
-        call, (kind, ref, places) = self._resolve(call, out)
-        return [(place, (call, ref) if kind == "slot" else None) for place in places]

@@ -18,7 +18,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from plan.prove_blocks import NOTHING, Clock, Place
+from plan.prove_blocks import COMPUTE, NOTHING, Clock
+from plan.prove_period import Run
+from plan.prove_places import Place
 
 Owner = tuple[int, int]  # (call, local buffer)
 Point = tuple[int, int]  # (stream, position)
@@ -27,17 +29,26 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Last:
-    """The last accesses of a storage: its last writer, the last read on each stream since, and who holds it (slots)."""
+    """The last accesses of a storage: its last writer, the last read on each stream since, who holds it (slots), and
+    the call up to which this is told (atoms: see State.touched).
+    """
 
     writer: Point | None
     reads: tuple[Point, ...]
     tenant: Owner | None = None
+    told: int = -1
 
 
 @dataclass(slots=True)
 class State:
     """`doors`: end clocks behind out-ports that somebody waits for. `buffers`: allocator buffers that not only compute
-    touches. `alive`: each call's handed-out buffers not freed yet. `places`: slots and rank-wide atoms."""
+    touches. `alive`: each call's handed-out buffers not freed yet. `places`: slots and rank-wide atoms.
+
+    Compute touches most atoms in every call, and its own order makes that safe: such touches are only noted by shape
+    (`touched`: last call, and compute's count before it) and told to `places` when another stream comes. An atom is
+    `hot` while compute is not yet ordered after what another stream did to it; only then its touches are proved one by
+    one.
+    """
 
     counts: Clock = NOTHING
     host: Clock = NOTHING
@@ -46,6 +57,8 @@ class State:
     buffers: dict[Owner, Last] = field(default_factory=dict)
     alive: dict[int, frozenset[int]] = field(default_factory=dict)
     places: dict[Place, Last] = field(default_factory=dict)
+    touched: dict[int, tuple[int, int]] = field(default_factory=dict)
+    hot: frozenset[Place] = frozenset()
 
     def copy(self) -> State:
         """A snapshot (the values are immutable)."""
@@ -57,18 +70,22 @@ class State:
             dict(self.buffers),
             dict(self.alive),
             dict(self.places),
+            dict(self.touched),
+            self.hot,
         )
 
 
 class Shift:
-    """Moves the state at call `call` by `times` periods, if it is the state of a period ago moved by one.
+    """Moves the state at call `call` by `times` periods of a run, if it is the state of a period ago moved by one.
 
-    `reach`: how far back any later call can look; older calls are left where they are.
+    Calls out of the run's reach, which no later call looks at, are left where they are.
     """
 
-    def __init__(self, old: State, new: State, call: int, period: int, reach: int) -> None:
-        self.old, self.new, self.period = old, new, period
-        self.floor = call - reach
+    def __init__(self, old: State, new: State, call: int, run: Run) -> None:
+        self.old, self.new, self.period = old, new, run.period
+        self.floor = call - run.reach
+        self.rename: dict[Place, Place] = {a: b for a, b in run.rename.items()}  # noqa: C416 - wider keys
+        self.before: dict[Place, Place] = {b: a for a, b in run.rename.items()}
         self.advance = tuple(map(int.__sub__, new.counts, old.counts))
 
     def repeats(self) -> bool:
@@ -76,10 +93,13 @@ class Shift:
         old, new = self.old, self.new
         return (
             old.tails.keys() == new.tails.keys()
-            and old.places.keys() == new.places.keys()
+            and {self.rename.get(p, p) for p in old.places} == new.places.keys()
+            and old.touched.keys() == new.touched.keys()
+            and old.hot == new.hot
             and self._clocks(old.host, new.host)
             and all(self._clocks(old.tails[s], clock) for s, clock in new.tails.items())
-            and all(self._lasts(old.places[p], last) for p, last in new.places.items())
+            and all(self._lasts(old.places[self.before.get(p, p)], last) for p, last in new.places.items())
+            and all(self._touches(old.touched[s], touch) for s, touch in new.touched.items())
             and self._doors()
             and self._buffers()
             and self._recent(old.alive, -self.period) == self._recent(new.alive, 0)
@@ -105,10 +125,25 @@ class Shift:
                 before_last = old.buffers[call - self.period, ref]
                 state.buffers[call + calls, ref] = self._last(before_last, last, times)
         state.alive = {call + calls if call >= self.floor else call: refs for call, refs in new.alive.items()}
-        state.places = {p: self._last(old.places[p], last, times) for p, last in new.places.items()}
+        for place, last in new.places.items():
+            there = place
+            for _ in range(times % self._cycle(place)):
+                there = self.rename.get(there, there)
+            state.places[there] = self._last(old.places[self.before.get(place, place)], last, times)
+        for shape, (call, count) in new.touched.items():
+            before_call, before_count = old.touched[shape]
+            state.touched[shape] = (call + times * (call - before_call), count + times * (count - before_count))
+        state.hot = new.hot
         return state
 
-    # --- comparing ------------------------------------------------------------------------------------------------------
+    def _cycle(self, place: Place) -> int:
+        """After how many periods a slot's turn comes again."""
+        turns, there = 1, self.rename.get(place, place)
+        while there != place:
+            turns, there = turns + 1, self.rename[there]
+        return turns
+
+    # --- comparing
 
     def _clocks(self, old: Clock, new: Clock) -> bool:
         return all(b in (a, a + step) for a, b, step in zip(old, new, self.advance, strict=True))
@@ -124,7 +159,11 @@ class Shift:
             and len(old.reads) == len(new.reads)
             and all(map(self._points, old.reads, new.reads))
             and (old.tenant == new.tenant or self._tenant(old.tenant, new.tenant))
+            and new.told in (old.told, old.told + self.period)
         )
+
+    def _touches(self, old: tuple[int, int], new: tuple[int, int]) -> bool:
+        return new in (old, (old[0] + self.period, old[1] + self.advance[COMPUTE]))
 
     def _tenant(self, old: Owner | None, new: Owner | None) -> bool:
         return old is not None and new is not None and new == (old[0] + self.period, old[1])
@@ -149,7 +188,7 @@ class Shift:
         new = {owner: last for owner, last in self.new.buffers.items() if owner[0] >= self.floor}
         return old.keys() == new.keys() and all(self._lasts(old[owner], last) for owner, last in new.items())
 
-    # --- moving ---------------------------------------------------------------------------------------------------------
+    # --- moving
 
     def _clock(self, old: Clock, new: Clock, times: int) -> Clock:
         return tuple(b + times * (b - a) for a, b in zip(old, new, strict=True))
@@ -163,4 +202,4 @@ class Shift:
         tenant = new.tenant
         if tenant is not None and tenant != old.tenant:
             tenant = (tenant[0] + times * self.period, tenant[1])
-        return Last(writer, reads, tenant)
+        return Last(writer, reads, tenant, new.told + times * (new.told - old.told))
