@@ -165,6 +165,10 @@ def _explain_batch(a: Arguments, plan: Mapping[str, Any], world: World, ledger: 
             f"--global-batch-size is not given: {micro * ranks} = micro batch {micro} × {ranks} data-parallel ranks,"
             " one micro-batch a step"
         )
+        if old and micro > 1:
+            ledger.note(
+                f"if {micro} was meant as the global batch, write --micro-batch-size 1 --global-batch-size {micro}"
+            )
         if old and (plan["pipeline_parallel"] or 1) > 1:
             ledger.warn(
                 f"{old} {micro} leaves one micro-batch in a pipeline of {plan['pipeline_parallel']} stages: all but one"

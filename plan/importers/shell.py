@@ -243,6 +243,10 @@ class _Walk:
             return self.call(name, words[1:], line)
         elif name in SHELLS | {"sbatch"} and node.heredocs:
             return self.nested(self._heredoc(node.heredocs[0]), line)
+        elif name in SHELLS | {"sbatch"} and words[-1] in self.script.files:
+            return self.nested(self.script.files[words[-1]], line)
+        elif name == "read" and node.heredocs:  # read -r -d '' ARGUMENTS <<EOF
+            self.expander.variables[words[-1]] = self._heredoc(node.heredocs[0]).strip()
         elif name in DECLARATIONS or name in (
             "set",
             "shift",

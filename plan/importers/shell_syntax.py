@@ -70,7 +70,7 @@ class Lexer:
     """Turns a script into tokens. Errors name the line and what was left open."""
 
     def __init__(self, text: str) -> None:
-        self.text = text.replace("\r\n", "\n")
+        self.text = text.removeprefix("\ufeff").replace("\r\n", "\n")
         self.at = 0
         self.line = 1
         self.pending: list[Heredoc] = []
