@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import datetime
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from calibration import comm_bench, grid, measured, microbench, schema
 from calibration.profile import cpu_profile_path, kernel_class, machine_key
+from calibration.write import write_profile
 from plan.cluster import machine
 from plan.program import KernelCall
 
@@ -90,18 +89,6 @@ def calibrate(
     schema.check(data, "measured profile")
     write_profile(data, target, "Measured by `windtunnel calibrate`. Delete the file to measure again.")
     return target
-
-
-def write_profile(data: dict[str, Any], path: Path, comment: str) -> None:
-    """Write a profile file, in one move so that a reader never sees half of it."""
-    text = "".join(f"# {line}\n" for line in comment.splitlines())
-    text += yaml.dump(data, Dumper=yaml.CSafeDumper, default_flow_style=None, sort_keys=False, width=118)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".partial")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.chmod(partial, 0o644)
-    os.replace(partial, path)
 
 
 def _collectives(effort: Effort, progress: Progress) -> tuple[list[comm_bench.CommPoint], comm_bench.Sharing]:

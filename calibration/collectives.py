@@ -107,11 +107,13 @@ class CollectiveTable:
 class Network:
     """Between nodes. `efficiency`: share of the NICs' data-sheet rate a ring reaches; `step_latency_s` per ring step
     across NICs and `tree_latency_s` per level of a tree of nodes (None: the cluster's NIC latency); `pair_nics`: NICs
-    one transfer can use."""
+    one transfer can use. `tree_pipeline`: what cutting a message into chunks for the tree costs, in geometric means
+    of levels and transfer (0: nothing; 2: the best that equal chunks can do)."""
 
     efficiency: float
     step_latency_s: float | None
     tree_latency_s: float | None
+    tree_pipeline: float
     pair_nics: float
     reference: Wires
     sigma: float
@@ -174,5 +176,6 @@ class Fabric:
         if op != "all_reduce" or algorithm == "ring":
             return CommCost(ring, transfer, bus)
         level_s = wires.nic_latency_s if network.tree_latency_s is None else network.tree_latency_s
-        tree = 2 * math.ceil(math.log2(geometry.nodes)) * level_s + inside.latency_s
+        levels = 2 * math.ceil(math.log2(geometry.nodes)) * level_s
+        tree = inside.latency_s + levels + network.tree_pipeline * math.sqrt(levels * transfer)
         return CommCost(tree if algorithm in ("tree", "hierarchical") else min(ring, tree), transfer, bus)

@@ -123,6 +123,7 @@ class NetworkFile(_Sourced):
     efficiency: Positive
     step_latency_s: Time | None = None
     tree_latency_s: Time | None = None
+    tree_pipeline: Time = 0.0
     pair_nics: Positive = 1.0
     reference: WiresFile
 

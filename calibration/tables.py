@@ -78,5 +78,7 @@ def fabric(file: schema.ProfileFile) -> Fabric:
         return Fabric(tuple(found), None)
     net = file.network
     wires = Wires(**net.reference.model_dump())
-    network = Network(net.efficiency, net.step_latency_s, net.tree_latency_s, net.pair_nics, wires, net.sigma)
+    network = Network(
+        net.efficiency, net.step_latency_s, net.tree_latency_s, net.tree_pipeline, net.pair_nics, wires, net.sigma
+    )
     return Fabric(tuple(found), network)

@@ -1,0 +1,278 @@
+"""Makes the shipped profiles a100-80gb, h100 and h200 from stated rows of the published data. The results are
+committed:
+
+    python -m calibration.fit_published
+
+Each number's source names the rows it was fitted on and how well. The GEMM shape terms (prologue depth, loss of small
+tiles) come from 183 A100-PCIe shapes, the rate of each card from its own rows; attention from the flash-attention
+figures; memory-bound operators are the measured fraction of the copy bandwidth; all-reduce tables by size and ranks;
+the network from scans over nodes. What has no published row is derived and says so. Nothing is fitted on runs.csv,
+except one factor that is named (unfused softmax).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from calibration import fit_links, published, schema
+from calibration import fit_sections as parts
+from calibration.fit_kernels import Chip, backward_ratio, fit_attention, fit_gemm, tile_form
+from calibration.fit_links import Section, rounded
+from calibration.fits import Fit
+from calibration.published import AttentionRow, between, bus_bytes_per_s, memory_bytes_per_s
+from calibration.write import write_profile
+
+COMMENT = "Made by `python -m calibration.fit_published`; sources name rows of calibration/published."
+FOLDER = Path(__file__).parent / "profiles"
+TEXTS = {
+    "a100 gemm": "cuBLASLt on A100-SXM: rate, and the rows as points; prologue and tiles from gemm-shapes",
+    "a100 weight": "the accumulating layout of the same rows, rate only",
+    "a100 attention": "FlashAttention-2, causal, forward and backward together; backward / forward rate from A100-PCIe",
+    "a100 reduce": "in-node all-reduce by size, 2 to 8 GPUs; below 1 MiB and above 1 GiB on 8 GPUs from a second node",
+    "a100 network": "rings over 4 and 8 NICs of 200 Gb/s; latency of a tree level from the H100 scans",
+    "a100 copies": "nvbandwidth; its device-to-host rate (nccl-0648, 6.3 GB/s) is anomalous: one rate for both ways",
+    "hopper gemm": "launch and prologue from fp8 rows on H100-SXM (half the depth in bf16), small tiles as on A100; "
+    "rate: 8192 cubed sustained on one H200, torch 2.11",
+    "h100 attention": "causal rows of the FlashAttention-2 and -3 figures; backward / forward rate from one H200",
+    "h200 attention": "causal rates on one H200, torch 2.11, at 2k, 8k, 32k; narrow heads from the H100 figures",
+    "hopper network": "efficiency: peak of large messages over 8 NICs of 400 Gb/s; tree: all-reduce on 32 to 8192 "
+    "H100, read from a figure",
+    "hopper reduce": "other rank counts and ring operations: the 8-GPU curve scaled to the published bandwidth of "
+    "large messages (H200 rows; 4 GPUs and fewer run the ring)",
+    "softmax": "copy bandwidth over a traffic factor of unfused attention, from a study on 28 development rows of "
+    "runs.csv: no microbenchmark, and not separable there from slower score GEMMs",
+    "host": "at most the launch term of timings on H100 (6.6 µs)",
+    "host measured": "launches on the virtual machine of one H200",
+    "contention": "mean slow-down of computation beside a collective, four kinds of GPU (arXiv 2507.03114)",
+}
+RATE = {"rate": (0.2, 0.95), "short_s": (0.0, 4000.0), "narrow_d": (0.0, 100.0)}
+
+
+def a100() -> Section:
+    """A100-SXM4-80GB."""
+    copies = parts.COPIES["a100-80gb"]
+    memory = sum(map(memory_bytes_per_s, copies)) / len(copies)
+    chip = replace(parts.A100, memory_bytes_per_s=memory)
+    shapes, weight = parts.shape_terms()
+    # Launch 0: 10,000 launches in a row, as both sources time them, leave nothing of it to see on the device.
+    terms = {name: shapes.values[name] for name in ("prologue_k", "reuse")} | {"launch_s": 0.0}
+    rows = published.gemm_rows(parts.SXM)
+    card = fit_gemm(chip, rows, terms, {"efficiency": (0.7, 0.95)})
+    accumulate = weight.values["efficiency"] / shapes.values["efficiency"]
+    flash_rows = published.attention_rows(parts.FLASH2_A100)
+    # Forward and backward apart: A100-PCIe rows of the same shapes, head width 128.
+    forward = published.attention_rows(parts.FORWARD_A100)
+    backward = published.attention_rows(parts.BACKWARD_A100)
+    back = backward_ratio([(f.flops_per_s, b.flops_per_s) for f, b in zip(forward, backward, strict=True)])
+    flash = fit_attention(chip, flash_rows, back, 0.0, RATE)
+    node_rates = (2e11, 1e11, 1e11, 1e11)  # 8 NICs, then 4, of 25 GB/s
+    nic = [bus_bytes_per_s(row) / rate for row, rate in zip(parts.NICS_A100, node_rates, strict=True)]
+    tree = fit_links.fit_tree(parts.TREE, parts.H100_NODE_BYTES_PER_S, parts.H100_LATENCY_S)
+    sources = {
+        "gemm": parts.source("published", TEXTS["a100 gemm"], parts.SXM, card),
+        "gemm-shapes": parts.source("published", "A100-PCIe matmuls: prologue, tile loss", parts.PCIE, shapes),
+        "gemm-weight": parts.source("published", TEXTS["a100 weight"], parts.PCIE, weight, share=accumulate),
+        "attention": parts.source("published", TEXTS["a100 attention"], parts.ATTENTION_A100, flash, back=back),
+        "reduce": parts.source("published", TEXTS["a100 reduce"], parts.REDUCE_A100),
+        "pair": parts.source("derived", "a transfer: the ring's rate on 2 GPUs and one of its steps", ["nccl-0479"]),
+        "network": parts.source("published", TEXTS["a100 network"], [*parts.NICS_A100, *parts.TREE], tree),
+        "copies": parts.source("published", TEXTS["a100 copies"], ["nccl-0647"]),
+    }
+    step_s = 43.83e-6 / 14  # nccl-0189: 32 KiB on 8 GPUs, all latency
+    tables = []
+    for ranks in range(2, 9):
+        first = 469 + 11 * (ranks - 2)
+        ids = between(f"nccl-0{first}", f"nccl-0{first + 10}")
+        if ranks == 8:
+            ids += parts.REDUCE_A100_ENDS
+        tables.append(fit_links.table(published.collective_rows(ids), "reduce", step_s, 0.10))
+    network = _network(sum(nic) / len(nic), tree, (3e11, 2.5e10))
+    return _profile(
+        "a100-80gb", memory, sources, copies,
+        gemm=parts.gemm_sections(chip, terms | card.values, accumulate, card.sigma, "gemm", rows),
+        attention=parts.attention_sections(chip, flash, back, "*", "attention"),
+        collectives=[*tables, _pair(bus_bytes_per_s("nccl-0479"), step_s)],
+        network=network,
+        copies=_copies(26.28e9, 26.28e9),
+    )  # fmt: skip
+
+
+def hopper_gemm(memory: float) -> tuple[Chip, dict[str, float], Fit, float]:
+    """(chip, terms, fit on fp8 rows, sustained share). bf16 takes the seconds of the fp8 prologue, so half its depth,
+    and the rate of a long run: 663 of the 762 TFLOP/s that a short one reaches on 8192 cubed (power)."""
+    chip = replace(parts.H100, memory_bytes_per_s=memory)
+    shapes, _ = parts.shape_terms()
+    fp8 = replace(chip, peak_flops_per_s=2 * chip.peak_flops_per_s)
+    fixed = {"reuse": shapes.values["reuse"]}
+    bounds = {"efficiency": (0.5, 0.95), "prologue_k": (0.0, 1200.0), "launch_s": (1e-6, 20e-6)}
+    fit = fit_gemm(fp8, published.gemm_rows(parts.H100_FP8), fixed, bounds)
+    sustained = parts.H200_GEMM_SUSTAINED / parts.H200_GEMM_8192
+    terms = fixed | {"prologue_k": fit.values["prologue_k"] / 2, "launch_s": fit.values["launch_s"], "efficiency": 1.0}
+    form = tile_form(chip, **terms)
+    work = 2.0 * 8192**3
+    loop_s = form.seconds(6.0 * 8192**2, 1, 8192, 8192, 8192) - form.launch_s
+    terms["efficiency"] = loop_s / (work / parts.H200_GEMM_SUSTAINED - form.launch_s)
+    return chip, terms, fit, sustained
+
+
+def _hopper(name: str, memory: float, copies: list[str], memory_text: str) -> Section:
+    chip, terms, fp8, sustained = hopper_gemm(memory)
+    _, weight = parts.shape_terms()
+    shapes, _ = parts.shape_terms()
+    accumulate = weight.values["efficiency"] / shapes.values["efficiency"]
+    back = {
+        "flash": backward_ratio(list(parts.H200_FLASH.values())),
+        "cudnn": backward_ratio(list(parts.H200_CUDNN.values())),
+    }
+    flash2 = fit_attention(chip, published.attention_rows(parts.FLASH2_H100), back["flash"], 0.0, RATE)
+    flash3 = fit_attention(chip, published.attention_rows(parts.FLASH3_H100), back["cudnn"], 0.0, RATE)
+    fits_ = {"flash": flash2, "cudnn": flash3}
+    if name == "h200":
+        fits_ = {
+            variant: fit_attention(
+                chip, _h200_rows(rates), 1.0, 0.0, {n: RATE[n] for n in ("rate", "short_s")},
+                {"narrow_d": fits_[variant].values["narrow_d"]},
+            )
+            for variant, rates in (("flash", parts.H200_FLASH), ("cudnn", parts.H200_CUDNN))
+        }  # fmt: skip
+        for variant, fit in fits_.items():
+            fit.values["narrow_d"] = {"flash": flash2, "cudnn": flash3}[variant].values["narrow_d"]
+    tables = _hopper_tables(name)
+    tree = fit_links.fit_tree(parts.TREE, parts.H100_NODE_BYTES_PER_S, parts.H100_LATENCY_S)
+    kind = "published" if name == "h100" else "measured"
+    rows_8 = between("nccl-0004", "nccl-0032") if name == "h100" else between("nccl-0169", "nccl-0188")
+    copy_rows = ["nccl-0650", "nccl-0651"] if name == "h100" else ["nccl-0238", "nccl-0239"]
+    extra = {"sustained_over_short": sustained, "efficiency_bf16": terms["efficiency"]}
+    sources = {
+        "gemm": parts.source("derived", TEXTS["hopper gemm"], parts.H100_FP8, fp8, **extra),
+        "attention": parts.source(
+            kind, TEXTS[f"{name} attention"], parts.FLASH2_H100, fits_["flash"], back=back["flash"]
+        ),
+        "attention-cudnn": parts.source(
+            kind, TEXTS[f"{name} attention"], parts.FLASH3_H100, fits_["cudnn"], back=back["cudnn"]
+        ),
+        "reduce": parts.source("published", "all-reduce on 8 GPUs by size", rows_8),
+        "reduce-derived": parts.source("derived", TEXTS["hopper reduce"], parts.REDUCE_H200),
+        "pair": parts.source("derived", "a transfer: the ring's rate and one of its steps", ["nccl-0209"]),
+        "network": parts.source("published", TEXTS["hopper network"], [*parts.PEAKS_H100, *parts.TREE], tree),
+        "copies": parts.source("published", "nvbandwidth", copy_rows),
+    }
+    attention = [
+        section
+        for variant, fit in fits_.items()
+        for section in parts.attention_sections(
+            chip, fit, back[variant], variant, "attention" if variant == "flash" else "attention-cudnn"
+        )
+    ]
+    sources["memory"] = parts.source("measured" if name == "h200" else "derived", memory_text, copies)
+    return _profile(
+        name, memory, sources, copies,
+        gemm=parts.gemm_sections(chip, terms, accumulate, max(fp8.sigma, 0.06), "gemm"),
+        attention=attention,
+        collectives=tables,
+        network=_network(parts.H100_NODE_BYTES_PER_S / 4e11, tree, (4.5e11, 5e10)),
+        copies=_copies(51e9, 52e9) if name == "h100" else _copies(55.43e9, 55.06e9),
+    )  # fmt: skip
+
+
+def h100() -> Section:
+    """H100-SXM5-80GB."""
+    copies = parts.COPIES["h100"]
+    memory = sum(map(memory_bytes_per_s, copies)) / len(copies)
+    return _hopper("h100", memory, copies, "BabelStream copy, mul, add, triad; fractions of it as measured on one H200")
+
+
+def h200() -> Section:
+    """H200-SXM-141GB: the facts measured on one card, the rest as H100."""
+    text = "copy bandwidth and fractions of it, compiled kernels, one H200, torch 2.11, triton 3.6"
+    return _hopper("h200", parts.H200_COPY_BYTES_PER_S, [], text)
+
+
+def _h200_rows(rates: dict[int, tuple[int, int]]) -> list[AttentionRow]:
+    return [
+        AttentionRow(f"h200-{s}", "H200", "", "forward", True, max(1, 16384 // s), 32, 32, s, 128, forward * 1e12)
+        for s, (forward, _) in rates.items()
+    ]
+
+
+def _hopper_tables(name: str) -> list[Section]:
+    if name == "h100":
+        rows = published.collective_rows(between("nccl-0004", "nccl-0032"))
+    else:
+        rows = published.collective_rows(between("nccl-0169", "nccl-0188"))
+    step_s = min(row.seconds for row in rows) / 14
+    eight = fit_links.table(rows, "reduce", step_s, 0.06)
+    ring = bus_bytes_per_s("nccl-0209")
+    peaks = {2: ring, 3: ring, 4: ring} | {n: bus_bytes_per_s(f"nccl-02{9 + 2 * (n - 4):02d}") for n in (5, 6, 7)}
+    tables = [eight]
+    tables += [fit_links.scaled_table(eight, "all_reduce", n, bus, "reduce-derived") for n, bus in peaks.items()]
+    for op, row in (("all_gather", "nccl-0231"), ("reduce_scatter", "nccl-0232")):
+        tables.append(fit_links.scaled_table(eight, op, 8, bus_bytes_per_s(row), "reduce-derived"))
+    return [*tables, _pair(ring, step_s)]
+
+
+def _pair(bytes_per_s: float, step_s: float) -> Section:
+    section = {"source": "pair", "op": "send", "ranks": 2, "sigma": 0.2, "step_latency_s": rounded(step_s)}
+    return section | {"bus_bytes_per_s": rounded(bytes_per_s)}
+
+
+def _network(efficiency: float, tree: Fit, rates: tuple[float, float]) -> Section:
+    wires = {"gpu_link_bytes_per_s": rates[0], "nic_bytes_per_s": rates[1], "nics": 8, "nic_latency_s": 5e-6}
+    return {
+        "source": "network", "sigma": rounded(tree.sigma), "efficiency": rounded(efficiency),
+        "tree_latency_s": rounded(tree.values["tree_latency_s"]),
+        "tree_pipeline": rounded(tree.values["tree_pipeline"]), "pair_nics": 1.0, "reference": wires,
+    }  # fmt: skip
+
+
+def _copies(up: float, down: float) -> list[Section]:
+    rates = (("h2d", up), ("d2h", down))
+    return [
+        {"source": "copies", "kind": kind, "launch_s": parts.MEMORY_LAUNCH_S, "bytes_per_s": rate, "sigma": 0.1}
+        for kind, rate in rates
+    ]
+
+
+def _profile(name: str, memory: float, sources: Section, memory_rows: list[str], **sections: Any) -> Section:
+    """The file: what differs by device in `sections`, what all share added."""
+    measured = name == "h200"
+    shared = {
+        "memory": parts.source("derived", "BabelStream copy to triad; fractions as on one H200", memory_rows),
+        "softmax": parts.source("derived", TEXTS["softmax"], traffic=parts.SOFTMAX_TRAFFIC),
+        "host": parts.source("measured" if measured else "derived", TEXTS["host measured" if measured else "host"]),
+        "contention": parts.source("published", TEXTS["contention"], factor=parts.OVERLAP_SLOWDOWN),
+    }
+    per_kernel = parts.HOST_KERNEL_S[name]
+    base = {"source": "host", "sigma": 0.3}
+    host = [
+        base | {"kind": "compute", "base_s": parts.HOST_INSTRUCTION_S, "per_kernel_s": per_kernel},
+        base | {"kind": "comm", "base_s": parts.HOST_INSTRUCTION_S + 2 * per_kernel},
+        base | {"kind": "copy", "base_s": parts.HOST_INSTRUCTION_S + per_kernel},
+        base | {"kind": "*", "base_s": parts.HOST_INSTRUCTION_S, "per_kernel_s": per_kernel},
+    ]
+    contention = [
+        {"source": "contention", "slow": "compute", "beside": "comm", "factor": parts.OVERLAP_SLOWDOWN, "sigma": 0.1}
+    ]
+    return {
+        "name": name, "device": "cuda", "sources": shared | sources, **sections,
+        "memory": parts.memory_sections(memory), "host": host, "contention": contention,
+    }  # fmt: skip
+
+
+def write_all(folder: Path = FOLDER) -> list[Path]:
+    """Fit, check and write every shipped profile. Returns the files."""
+    written = []
+    for make in (a100, h100, h200):
+        data = make()
+        schema.check(data, data["name"])
+        path = folder / f"{data['name']}.yaml"
+        write_profile(data, path, COMMENT)
+        written.append(path)
+    return written
+
+
+if __name__ == "__main__":
+    for path in write_all():
+        print(path.name)

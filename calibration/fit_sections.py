@@ -1,0 +1,148 @@
+"""The numbers and the sections that the shipped profiles a100-80gb, h100 and h200 share: which rows, which sources,
+which models.
+
+`calibration.fit_published` puts them together. Row ids are those of `calibration/published/*.csv`; facts measured on
+one H200 that stand in no row are named constants here, with their origin beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from calibration import published
+from calibration.fit_kernels import Chip, fit_gemm, tile_form
+from calibration.fit_links import Section, rounded
+from calibration.fits import Fit
+from calibration.published import GemmRow, between, bus_bytes_per_s
+
+# Peaks and multiprocessors: NVIDIA data sheets (dense bf16).
+A100 = Chip(108, 312e12, 1e12)
+H100 = Chip(132, 989.4e12, 1e12)
+
+PCIE = between("gemm-0087", "gemm-0269")  # 183 shapes, three layouts in turn
+SXM = between("gemm-0021", "gemm-0028")
+H100_FP8 = between("gemm-0029", "gemm-0037")
+FLASH2_A100 = between("gemm-1003", "gemm-1014")  # causal, forward and backward
+FLASH2_H100 = between("gemm-1027", "gemm-1038")
+FLASH3_H100 = [
+    *between("gemm-1045", "gemm-1050"),
+    *between("gemm-1057", "gemm-1062"),
+    *between("gemm-1068", "gemm-1073"),
+]
+COPIES = {"a100-80gb": between("gemm-0072", "gemm-0075"), "h100": between("gemm-0077", "gemm-0080")}
+FORWARD_A100, BACKWARD_A100 = between("gemm-0274", "gemm-0281"), between("gemm-0286", "gemm-0293")
+REDUCE_A100_ENDS = [*between("nccl-0189", "nccl-0193"), *between("nccl-0205", "nccl-0208")]
+ATTENTION_A100 = [*FORWARD_A100, *BACKWARD_A100, *FLASH2_A100]
+REDUCE_A100 = [*REDUCE_A100_ENDS, *between("nccl-0469", "nccl-0545")]
+NICS_A100 = ["nccl-0260", "nccl-0628", "nccl-0629", "nccl-0630"]
+REDUCE_H200 = ["nccl-0209", "nccl-0211", "nccl-0213", "nccl-0215", "nccl-0231", "nccl-0232"]
+PEAKS_H100 = ["nccl-0254", "nccl-0261"]
+TREE = between("nccl-0271", "nccl-0396")
+
+H100_NODE_BYTES_PER_S = sum(map(bus_bytes_per_s, PEAKS_H100)) / len(PEAKS_H100)  # no in-network reduction
+H100_LATENCY_S = 14.92e-6  # nccl-0004: 64 bytes on the 8 GPUs of a node
+
+# Measured on one H200 (torch 2.11, triton 3.6; compiled kernels): fraction of the same run's copy bandwidth, 4.27 TB/s.
+H200_COPY_BYTES_PER_S = 4.27e12
+FRACTIONS = {
+    "rmsnorm_forward": 0.96, "layernorm_forward": 0.96, "rmsnorm_backward": 0.64, "layernorm_backward": 0.64,
+    "swiglu_forward": 0.99, "swiglu_backward": 0.99, "gelu_forward": 0.99, "gelu_backward": 0.99, "adamw": 0.82,
+    "ce_exp": 0.65, "ce_loss": 0.65, "*": 0.90,
+}  # fmt: skip
+SOFTMAX_TRAFFIC = 1.45  # unfused attention: time over least traffic, from a study on 28 development rows of runs.csv
+MEMORY_LAUNCH_S = 7.1e-6  # mean of three fits to Liger's H100 timings: 6.6, 7.1, 7.7 µs
+HOST_KERNEL_S = {"h200": 12.6e-6, "h100": 6.6e-6, "a100-80gb": 6.6e-6}
+HOST_INSTRUCTION_S = 2.5e-6  # an empty instruction of the executor, measured by `calibrate` on a server CPU
+OVERLAP_SLOWDOWN = 1.189
+# (forward, backward) TFLOP/s at sequence lengths 2k, 8k, 32k on the same H200.
+H200_FLASH = {2048: (205, 184), 8192: (317, 282), 32768: (343, 319)}
+H200_CUDNN = {2048: (404, 331), 8192: (552, 485), 32768: (599, 538)}
+H200_GEMM_8192, H200_GEMM_SUSTAINED = 762e12, 663e12
+
+
+def shape_terms() -> tuple[Fit, Fit]:
+    """(prologue_k and reuse on forward and input-gradient layouts, rate of the accumulating weight gradient) on
+    A100-PCIe."""
+    rows = published.gemm_rows(PCIE)
+    chip = Chip(A100.units, A100.peak_flops_per_s, 1.6e12)
+    plain = [row for row in rows if row.layout != "NT"]
+    bounds = {"efficiency": (0.6, 0.95), "prologue_k": (0.0, 600.0), "reuse": (0.0, 200.0)}
+    shapes = fit_gemm(chip, plain, {"launch_s": 0.0}, bounds)
+    fixed = {name: shapes.values[name] for name in ("prologue_k", "reuse")} | {"launch_s": 0.0}
+    weight = fit_gemm(chip, [row for row in rows if row.layout == "NT"], fixed, {"efficiency": (0.6, 0.95)})
+    return shapes, weight
+
+
+def gemm_sections(
+    chip: Chip, terms: dict[str, float], accumulate: float, sigma: float, source: str, rows: Sequence[GemmRow] = ()
+) -> list[Section]:
+    """bf16 and fp16 entries for every layout, and the accumulating weight gradient at `accumulate` of the rate.
+
+    `rows`: measured points of the card itself.
+    """
+    points = [[float(x) for x in (r.batch, r.m, r.n, r.k)] + [rounded(r.seconds)] for r in rows]
+    sections = []
+    for dtype in ("bf16", "fp16"):
+        for layout, share in (("*", 1.0), ("tn+acc32", accumulate)):
+            form = tile_form(chip, **(terms | {"efficiency": terms["efficiency"] * share}))
+            part = {
+                "launch_s": rounded(form.launch_s), "flops_per_s": rounded(form.flops_per_s),
+                "bytes_per_s": rounded(form.bytes_per_s), "units": form.units, "prologue_k": rounded(form.prologue_k),
+                "tiles": [{"m": t.m, "n": t.n, "share": rounded(t.share)} for t in form.tiles],
+            }  # fmt: skip
+            entry = {"source": source, "dtype": dtype, "layout": layout, "sigma": rounded(sigma), "form": part}
+            sections.append(entry | ({"points": points} if points and layout == "*" else {}))
+    return sections
+
+
+def attention_sections(chip: Chip, fit: Fit, back: float, variant: str, source: str) -> list[Section]:
+    """Forward and backward of a fused kernel in bf16 and fp16."""
+    sections = []
+    for op, share in (("attention_forward", 1.0), ("attention_backward", back)):
+        form = {
+            "launch_s": 0.0, "flops_per_s": rounded(chip.peak_flops_per_s * fit.values["rate"] * share),
+            "short_s": rounded(fit.values["short_s"]), "narrow_d": rounded(fit.values["narrow_d"]), "units": chip.units,
+        }  # fmt: skip
+        for dtype in ("bf16", "fp16"):
+            entry = {"source": source, "op": op, "dtype": dtype, "variant": variant, "sigma": rounded(fit.sigma)}
+            sections.append(entry | {"form": form})
+    return sections
+
+
+def memory_sections(copy_bytes_per_s: float) -> list[Section]:
+    """Every measured fraction of the copy bandwidth; the softmax of unfused attention by its traffic factor."""
+    fractions = FRACTIONS | {"softmax_forward": 1 / SOFTMAX_TRAFFIC, "softmax_backward": 1 / SOFTMAX_TRAFFIC}
+    sigmas = {"*": 0.15, "softmax_forward": 0.15, "softmax_backward": 0.15}
+    return [
+        {
+            "source": "softmax" if op.startswith("softmax") else "memory",
+            "op": op,
+            "sigma": sigmas.get(op, 0.08),
+            "launch_s": MEMORY_LAUNCH_S,
+            "bytes_per_s": rounded(copy_bytes_per_s * fraction),
+        }
+        for op, fraction in fractions.items()
+    ]
+
+
+def source(kind: str, text: str, rows: list[str] | None = None, fit: Fit | None = None, **more: float) -> Section:
+    """A `sources` entry: rows by range, parameters, and residuals of the fit."""
+    entry: Section = {"kind": kind, "text": text, "rows": ranges(rows or [])}
+    entry["parameters"] = {name: rounded(value) for name, value in (fit.values if fit else {}).items()} | {
+        name: rounded(value) for name, value in more.items()
+    }
+    if fit:
+        worst = max(abs(r) for r in fit.residuals)
+        entry["residuals"] = {"mean": rounded(fit.mean_error), "worst": rounded(worst), "rows": len(fit.residuals)}
+    return entry
+
+
+def ranges(ids: list[str]) -> list[str]:
+    """Row ids with runs of consecutive ones written first..last."""
+    runs: list[list[str]] = []
+    for row in ids:
+        if runs and int(row[-4:]) == int(runs[-1][-1][-4:]) + 1:
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+    return [run[0] if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs]
