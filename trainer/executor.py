@@ -106,6 +106,12 @@ class Executor:
                 dist.all_gather([*flat.chunk(self.run.plan.data_parallel)], share, group=self._communicators["dp", "dp"])
         return self.storage.parameters()
 
+    def peak_bytes(self) -> int:
+        """Most bytes alive so far: the device's allocator on CUDA, the storage's own count on a CPU."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        return self.storage.peak_bytes
+
     def close(self) -> None:
         """Stop the stream threads."""
         self.streams.close()

@@ -1,0 +1,160 @@
+"""One rank of a training run, as torchrun starts it: `python -m trainer.run RUN_FOLDER` (the launcher is `trainer.launch`).
+
+Reads RUN_FOLDER/run.yaml, compiles the step program, makes sure that every rank compiled the same one, trains, and writes the folder: steps.jsonl
+and log.txt (rank 0), timeline/ (every rank). A rank that fails leaves RUN_FOLDER/status/rank-N.error with one sentence and exits.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from plan.compile import compile_run
+from plan.errors import InputError
+from plan.program import StepProgram
+from plan.run import Run, canonical_json, load
+from trainer.clocks import clocks
+from trainer.data import open_data
+from trainer.executor import Executor
+from trainer.groups import Communicators
+from trainer.log import RunLog
+from trainer.recorder import Recorder
+from trainer.status import Status
+from trainer.streams import StreamError
+
+WAIT_S = 300.0
+JOIN_S = 120.0
+PEER_S = 3.0  # a rank whose neighbour vanished waits this long, so that the launcher finds the neighbour first
+PROBE_S = 1.5
+
+
+def train(run: Run, folder: Path, rank: int) -> None:
+    """Train on this rank; the default process group exists. Collective over it."""
+    program = compile_run(run)
+    _agree(program, run, rank)
+    device = _device(run)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    communicators = Communicators(backend, WAIT_S).join(program, rank)
+    status = Status(folder / "status" / f"rank-{rank}")
+    executor = Executor(program, run, rank, communicators, open_data(run), device, status=status, wait_s=WAIT_S)
+    recorder = Recorder(executor, clocks(rank, run.plan.world), _probe(run, rank, device))
+    log = RunLog(run, folder, program.hash) if rank == 0 else None
+    try:
+        _steps(run, executor, recorder, log)
+    finally:
+        recorder.write(folder / "timeline")
+        if log is not None:
+            log.close()
+    dist.barrier()
+    executor.close()
+
+
+def _steps(run: Run, executor: Executor, recorder: Recorder, log: RunLog | None) -> None:
+    for step in range(run.train.steps):
+        recorded = run.train.records(step)
+        result = executor.step(step, recorded)
+        if recorded:
+            recorder.keep(step, result)
+        if log is not None:
+            line = log.step(step, result, executor.peak_bytes(), recorded)
+            _progress(line, run.train.steps, log)
+
+
+def _progress(line: dict[str, object], steps: int, log: RunLog) -> None:
+    text = f"step {line['step']} of {steps}: loss {line['loss']:.4f}, norm {line['grad_norm']:.3f}, {line['step_time_s']:.4f} s"
+    log.say(text)
+    if sys.stderr.isatty():
+        print(f"\r{text}   ", end="", file=sys.stderr, flush=True)
+
+
+def _agree(program: StepProgram, run: Run, rank: int) -> None:
+    """Every rank must run the same program of the same run; a difference is found here and not as a hang."""
+    mine = (program.hash, canonical_json(run))
+    found: list[tuple[str, str]] = [mine] * run.plan.world
+    dist.all_gather_object(found, mine)
+    others = [r for r, theirs in enumerate(found) if theirs != found[0]]
+    if others:
+        raise InputError(f"ranks {others} compiled another program or run than rank 0 ({found[0][0]}): give all ranks one run.yaml and one version")
+
+
+def _device(run: Run) -> torch.device:
+    if run.cluster.device == "cpu":
+        from calibration.heap import keep_freed_memory
+
+        keep_freed_memory()
+        torch.set_num_threads(run.cluster.threads_per_rank)
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise InputError(f"the run's cluster {run.cluster.name} has CUDA devices and this machine has none that torch can use; set cluster: cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+def _probe(run: Run, rank: int, device: torch.device) -> dict[str, float]:
+    """How fast the machine is today: rank 0 measures while the others wait."""
+    found = {}
+    if rank == 0 and device.type == "cpu":
+        from calibration.microbench import machine_probe
+
+        found = machine_probe(PROBE_S, run.cluster.threads_per_rank)
+    dist.barrier()
+    return found
+
+
+def check_trainable(run: Run) -> None:
+    """Raises InputError for what a run may ask and this trainer does not do."""
+    problems = []
+    if run.plan.implementation != "windtunnel":
+        problems.append(f"plan.implementation {run.plan.implementation} can be forecast; what trains is implementation: windtunnel")
+    if run.checkpoint.every:
+        problems.append(f"checkpoint.every {run.checkpoint.every}: checkpoints are not written yet; set checkpoint.every: 0")
+    if run.train.eval_every:
+        problems.append(f"train.eval_every {run.train.eval_every}: evaluation is not run yet; set train.eval_every: 0")
+    if run.model.positions == "alibi":
+        problems.append("model.positions alibi can be forecast and not trained yet; set positions: rotary or learned")
+    if run.plan.precision == "fp16":
+        problems.append("plan.precision fp16 needs loss scaling, which is not trained yet; set precision: bf16")
+    if problems:
+        raise InputError(problems)
+
+
+def main(folder: Path) -> int:
+    """Join the job torchrun made and train."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    errors = folder / "status" / f"rank-{rank}.error"
+    try:
+        run = load(folder / "run.yaml")
+        check_trainable(run)
+        if run.plan.world != world:
+            raise InputError(f"the plan needs {run.plan.world} ranks and torchrun started {world}; start as many, or change the plan's degrees")
+        dist.init_process_group("gloo", timeout=timedelta(seconds=JOIN_S))
+        train(run, folder, rank)
+    except InputError as error:
+        _leave(errors, f"input: {error}")
+        return error.exit_code
+    except (StreamError, dist.DistBackendError, RuntimeError) as error:
+        peer = isinstance(error, StreamError) or "Connection" in str(error) or "timed out" in str(error).lower()
+        _leave(errors, f"{'peer' if peer else 'own'}: {type(error).__name__}: {error}")
+        if peer:
+            time.sleep(PEER_S)
+        return 1
+    dist.destroy_process_group()
+    return 0
+
+
+def _leave(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+if __name__ == "__main__":
+    code = main(Path(sys.argv[1]))
+    sys.stderr.flush()
+    os._exit(code)  # a failed job leaves threads that wait for ranks that are gone
