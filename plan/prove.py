@@ -43,17 +43,18 @@ def prove(program: StepProgram, skip: bool = True) -> None:
 
 
 class _Library:
-    """Shapes known so far, by structure; `wide` numbers layouts of rank-wide storage."""
+    """Shapes known so far, by structure; `layouts` numbers layouts of rank-wide storage."""
 
     def __init__(self) -> None:
         self.shapes: list[Shape] = []
         self.numbers: dict[tuple[object, ...], int] = {}
-        self.wide: dict[tuple[tuple[Place, ...], ...], int] = {}
+        self.layouts: dict[tuple[tuple[int, tuple[Place, ...]], ...], int] = {}
 
 
 def _prove_storage(stage: RankProgram, class_: int, library: _Library, skip: bool) -> None:
     atoms = Atoms(stage)
-    numbers = [_number(stage, class_, block, atoms, library) for block in range(len(stage.blocks))]
+    layout = library.layouts.setdefault(atoms.layout, len(library.layouts))
+    numbers = [_number(stage, class_, block, atoms, (library, layout)) for block in range(len(stage.blocks))]
     shapes = [library.shapes[number] for number in numbers]
     slots = [slot_names(block) for block in stage.blocks]
     text = text_of(stage, numbers)
@@ -67,10 +68,10 @@ def _prove_storage(stage: RankProgram, class_: int, library: _Library, skip: boo
         Storage(stage, class_, shapes, numbers, slots, ports, None).prove()
 
 
-def _number(stage: RankProgram, class_: int, block: int, atoms: Atoms, library: _Library) -> int:
+def _number(stage: RankProgram, class_: int, block: int, atoms: Atoms, shelf: tuple[_Library, int]) -> int:
     """The number of a block's shape, analysed if it is new."""
-    wide = library.wide.setdefault(atoms.wide, len(library.wide))
-    key = shape_key(stage.blocks[block], wide)
+    library, layout = shelf
+    key = shape_key(stage.blocks[block], layout)
     if key not in library.numbers:
         try:
             shape = analyse(stage.blocks[block], atoms)

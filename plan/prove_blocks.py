@@ -117,7 +117,7 @@ def shape_key(block: Block, wide: int) -> tuple[object, ...]:
     """
     names = slot_names(block)
     storage = [
-        (-1 if b.slot is None else names.index(b.slot), b.base, b.shape if b.base is not None else None)
+        None if b.slot is None and b.base is None else (b.base, b.shape) if b.slot is None else names.index(b.slot)
         for b in block.buffers
     ]
     return (
@@ -232,21 +232,24 @@ def _totals(order: Order) -> tuple[Clock, Ends]:
 def _accesses(block: Block, atoms: Atoms) -> tuple[Touched, Touched, dict[Place, list[Access]]]:
     """Accesses in host order: of own allocator buffers, of port buffers, of places (slots and rank-wide atoms)."""
     imported = {p.buffer for p in block.ports_in if p.buffer is not None}
+    local_places = atoms.local_places(block)
     own: Touched = {}
     ports: Touched = {}
     places: dict[Place, list[Access]] = {}
     for index, instruction in enumerate(block.instructions):
-        written = set(instruction.writes)
-        touched = dict.fromkeys((*instruction.reads, *instruction.writes))
-        for ref in touched:
-            access = Access(index, ref in instruction.reads, ref in written, -1 if ref in imported else ref)
+        reads, writes = instruction.reads, instruction.writes
+        for ref in dict.fromkeys((*reads, *writes)):
+            where = atoms.wide[-1 - ref] if ref < 0 else local_places[ref]
+            if not where and ref < 0:
+                continue  # compute alone touches it
+            access = Access(index, ref in reads, ref in writes, -1 if ref in imported else ref)
             if ref in imported:
                 ports.setdefault(ref, []).append(access)
-            elif ref >= 0 and block.buffers[ref].slot is None and block.buffers[ref].base is None:
-                own.setdefault(ref, []).append(access)
-            else:
-                for place in atoms.places(block, ref):
+            elif where:
+                for place in where:
                     places.setdefault(place, []).append(access)
+            else:
+                own.setdefault(ref, []).append(access)
     return own, ports, places
 
 

@@ -153,8 +153,13 @@ class _Ledger:
             if missing:
                 raise self._error(f"the gradient of {param.name} is not written for {_micros(missing)}", [])
         self._prove_layout()
+        reduced, stepped = self._sites([w.reduced for w in writes]), self._sites([w.stepped for w in writes])
         for bucket in stage.buckets:
-            self._prove_bucket(bucket.index, last.get(bucket.grad_buffer, (-1, -1)), writes)
+            sites = (
+                reduced.get(rank_wide(bucket.grad_buffer), []),
+                stepped.get(rank_wide(bucket.exp_avg_buffer), []),
+            )
+            self._prove_bucket(bucket.index, last.get(bucket.grad_buffer, (-1, -1)), *sites)
 
     def _base(self, ref: int) -> int:
         buffer = self.stage.buffers[-1 - ref]
@@ -184,10 +189,7 @@ class _Ledger:
             if ends[param.bucket] > self.stage.buckets[param.bucket].numel:
                 raise self._error(f"parameter {param.name} does not fit in bucket {param.bucket}", [])
 
-    def _prove_bucket(self, index: int, last: Place, writes: list[_Writes]) -> None:
-        bucket = self.stage.buckets[index]
-        reduced = self._places(writes, "reduced", rank_wide(bucket.grad_buffer))
-        stepped = self._places(writes, "stepped", rank_wide(bucket.exp_avg_buffer))
+    def _prove_bucket(self, index: int, last: Place, reduced: list[Place], stepped: list[Place]) -> None:
         expected = 1 if self.program.degrees["dp"] > 1 else 0
         if len(reduced) != expected:
             named = [name(self.stage, self.class_, *place) for place in reduced] or self._named(last)
@@ -202,12 +204,13 @@ class _Ledger:
             named = [name(self.stage, self.class_, *place) for place in (stepped[0], max([last, *reduced]))]
             raise self._error(f"bucket {index} is stepped before its gradient is complete", named)
 
-    def _places(self, writes: list[_Writes], what: str, ref: int) -> list[Place]:
-        found = []
-        for number, written in enumerate(writes):
-            locals_ = [local for r, local in getattr(written, what) if r == ref]
-            found += [(call, local) for call in self.calls_of[number] for local in locals_]
-        return sorted(found)
+    def _sites(self, writes: list[list[tuple[int, int]]]) -> dict[int, list[Place]]:
+        """Reference → where in the step it is touched, in host order; `writes[block]` are (reference, local id)."""
+        found: dict[int, list[Place]] = {}
+        for number, touched in enumerate(writes):
+            for ref, local in touched:
+                found.setdefault(ref, []).extend((call, local) for call in self.calls_of[number])
+        return {ref: sorted(places) for ref, places in found.items()}
 
     def _named(self, place: Place) -> list[Named]:
         return [name(self.stage, self.class_, *place)] if place[0] >= 0 else []

@@ -46,6 +46,8 @@ class Atoms:
                         self._note(block, ref, spans)
         self.cuts = {base: tuple(sorted(ends)) for base, ends in sorted(spans.items())}
         self.wide = tuple(self._find(buffer, index) for index, buffer in enumerate(self.buffers))
+        own = [index for index, buffer in enumerate(self.buffers) if buffer.slot is None]
+        self.layout = tuple((index, self.wide[index]) for index in own)
 
     def _note(self, block: Block, ref: int, spans: dict[int, set[int]]) -> None:
         buffer = self.buffers[-1 - ref] if ref < 0 else block.buffers[ref]
@@ -60,11 +62,10 @@ class Atoms:
         cuts = self.cuts.get(base, ())
         return tuple((base, i) for i in range(len(cuts) - 1) if cuts[i] < end and start < cuts[i + 1])
 
-    def places(self, block: Block, ref: int) -> tuple[Place, ...]:
-        """The places behind a rank-wide reference, a local slot tenant or a local view; none for allocator buffers."""
-        if ref < 0:
-            return self.wide[-1 - ref]
-        buffer = block.buffers[ref]
-        if buffer.slot is not None:
-            return (slot_names(block).index(buffer.slot),)
-        return self._find(buffer, -1) if buffer.base is not None else ()
+    def local_places(self, block: Block) -> list[tuple[Place, ...]]:
+        """For each local buffer of a block, the places it stands for (none for allocator buffers)."""
+        names = slot_names(block)
+        return [
+            (names.index(b.slot),) if b.slot is not None else self._find(b, -1) if b.base is not None else ()
+            for b in block.buffers
+        ]

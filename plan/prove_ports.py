@@ -42,7 +42,7 @@ class Ports:
     def __init__(self, program: RankProgram, class_: int, shapes: list[Shape], atoms: Atoms, text: Text) -> None:
         self.program, self.class_, self.shapes, self.atoms, self.text = program, class_, shapes, atoms, text
         self._check_backwards()
-        self.kinds = [[self._kind(b, out.buffer) for out in block.ports_out] for b, block in enumerate(program.blocks)]
+        self.kinds = [self._kinds(block) for block in range(len(program.blocks))]
         keys, firsts = self._keys()
         wires = self._wires(firsts)
         for wire, call in wires.items():
@@ -158,17 +158,24 @@ class Ports:
         kind, ref, _ = self.kinds[block][out]
         return (call, ref) if kind == "own" and (block, ref) not in self.shared else None
 
-    def _kind(self, block: int, ref: int | None) -> Kind:
-        if ref is None:
-            return "token", 0, ()
-        if ref in self.shapes[block].port_of:
-            return "forward", self.shapes[block].port_of[ref], ()
-        places = self.atoms.places(self.program.blocks[block], ref)
-        if ref >= 0 and self.program.blocks[block].buffers[ref].slot is not None:
-            return "slot", ref, places
-        if ref < 0 or self.program.blocks[block].buffers[ref].base is not None:
-            return "wide", ref, places
-        return "own", ref, ()
+    def _kinds(self, block: int) -> list[Kind]:
+        """What each out-port of a block hands out."""
+        declared, ports = self.program.blocks[block], self.shapes[block].port_of
+        places = self.atoms.local_places(declared)
+        kinds: list[Kind] = []
+        for out in declared.ports_out:
+            ref = out.buffer
+            if ref is None:
+                kinds.append(("token", 0, ()))
+            elif ref < 0:
+                kinds.append(("wide", ref, self.atoms.wide[-1 - ref]))
+            elif ref in ports:
+                kinds.append(("forward", ports[ref], ()))
+            elif declared.buffers[ref].slot is not None:
+                kinds.append(("slot", ref, places[ref]))
+            else:
+                kinds.append(("own" if declared.buffers[ref].base is None else "wide", ref, places[ref]))
+        return kinds
 
     def source(self, call: int, out: int) -> tuple[int, Kind]:
         """What stands behind an out-port, through the ports of the calls it came by (call -1: nothing)."""
