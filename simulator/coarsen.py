@@ -1,15 +1,15 @@
 """Coarsening: which instructions of a block are flown as one step.
 
-A block is cut into *segments*. A single is one instruction. A merged segment starts at a compute instruction and takes in
-the instructions behind it as long as only the rank itself decides when they run: compute, and communications whose
-group is one colour. It ends at a communication with partners of another colour or at a host synchronisation. Nothing
-outside waits for its inside except through its outputs: the end of every stream it used, and each instruction somebody
-outside names. So a merged segment is one max-plus step (host, stream, wait times) → (host, stream, output times), and
+A block is cut into *segments*. A single is one instruction. A merged segment starts at a compute instruction and takes
+in the instructions behind it that follow it and of which only the rank itself decides when they run: compute, and
+communications whose group is one colour. It ends at a communication with partners of another colour, at a host
+synchronisation, or at what does not follow its first instruction. Nothing outside waits for its inside except through
+its outputs: the end of every stream it used, and each instruction somebody outside names. So a merged segment is one max-plus step (host, stream, wait times) → (host, stream, output times), and
 flying it gives exactly the times of flying its members (`simulator.merged`).
 
 Where streams of a device slow each other, merging is exact only if nothing outside can run beside a segment's
-inside: all members follow its first compute instruction, its last compute instruction follows all of them, and
-no other work on a coupled stream may be under way (`fine_calls`).
+inside: its last compute instruction follows all members, and no other work on a coupled stream may be under way
+(`fine_calls`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from plan.program import Block, RankProgram
-from simulator.clock import FLOOR
+from plan.program import Block, Instruction, RankProgram
 from simulator.costs import COMPUTE_STREAM, Row
 from simulator.merged import Merge
 from simulator.sharing import Contention
@@ -71,15 +70,21 @@ def cut(block: Block, rows: tuple[Row, ...], merge: bool, contention: Contention
 
 
 def _stretches(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows that may be flown as one: inner ones that follow the stretch's first, by stream order or by a wait."""
     stretches: list[list[Row]] = []
-    open_ = False
+    streams: set[int] = set()  # of the open stretch; empty when it is closed
+    inside: set[int] = set()
     for row in rows:
         inner = row.channel is None and not row.sync
-        if open_ and inner:
+        if inner and streams and (row.stream in streams or not inside.isdisjoint(row.waits)):
             stretches[-1].append(row)
         else:
             stretches.append([row])
-            open_ = inner and row.stream == COMPUTE_STREAM
+            streams, inside = set(), set()
+            if not inner or row.stream != COMPUTE_STREAM:
+                continue
+        streams.add(row.stream)
+        inside.add(row.local)
     return stretches
 
 
@@ -102,72 +107,72 @@ def _last(segment: Segment) -> list[int]:
 
 
 def fine_calls(program: RankProgram, cuts: Sequence[Cut], contention: Contention) -> set[int]:
-    """Calls whose merged segments may run beside work on a coupled stream, and so must be flown instruction by instruction.
+    """Calls whose merged segments may run beside work on a coupled stream, so they are flown instruction by instruction.
 
-    For each single on a coupled stream: from the call it is certainly after (the compute instruction it waits for) to the call
-    that waits for it (or for the host synchronisation it is waited for by); every call from there on when nobody does.
+    Each single on a coupled stream may run from the call it is certainly after (that of the compute instruction it waits
+    for) to the call in which compute waits for it or for a later one on its stream. When nobody does, every call is flown
+    so.
     """
     if not contention.active:
         return set()
     singles = _coupled_singles(program, cuts, contention)
     ends = _waited_for(program)
     after: dict[int, int] = {}
+    begins = []
+    for index, _, row in singles:
+        after[row.stream] = max([after.get(row.stream, 0), *_known_after(program, index, row)])
+        begins.append(after[row.stream])
     fine: set[int] = set()
-    for index, local, row in singles:
-        begun = max([after.get(row.stream, 0), *_known_after(program, index, row)])
-        after[row.stream] = begun
-        stop = ends.get((index, local))
+    until: dict[int, int] = {}
+    for (index, local, row), begin in zip(reversed(singles), reversed(begins), strict=True):
+        stop = ends.get((index, local), until.get(row.stream))
         if stop is None:
             return set(range(len(program.calls)))
-        fine.update(range(begun, stop + 1))
+        until[row.stream] = stop
+        fine.update(range(begin, stop + 1))
     return fine
 
 
 def _coupled_singles(program: RankProgram, cuts: Sequence[Cut], contention: Contention) -> list[tuple[int, int, Row]]:
-    merged = {
-        row.stream for call in program.calls for s in cuts[call.block].segments if s.merge is not None for row in s.rows
-    }  # fmt: skip
-    coupled = {b for a in merged for b, touches in enumerate(contention.coupled[a]) if touches}
-    return [
-        (index, segment.rows[0].local, segment.rows[0])
-        for index, call in enumerate(program.calls)
-        for segment in cuts[call.block].segments
-        if segment.merge is None and segment.rows[0].stream in coupled and segment.rows[0].stream != COMPUTE_STREAM
-    ]
+    """(call, local id, row) of the singles that contend with merged segments, in host order."""
+    singles = {s.rows[0].stream for cut_ in cuts for s in cut_.segments if s.merge is None}
+    merged = {row.stream for cut_ in cuts for s in cut_.segments if s.merge is not None for row in s.rows}
+    coupled = {b for a in merged for b in singles if contention.coupled[a][b]} - {COMPUTE_STREAM}
+    wanted = [[s.rows[0] for s in cut_.segments if s.merge is None and s.rows[0].stream in coupled] for cut_ in cuts]
+    return [(index, row.local, row) for index, call in enumerate(program.calls) for row in wanted[call.block]]
 
 
 def _known_after(program: RankProgram, index: int, row: Row) -> list[int]:
     """Calls of the compute instructions an instruction waits for."""
-    call = program.calls[index]
-    found = [0]
+    found = []
     for wait in row.waits:
-        source, local = index, wait
-        if wait < 0:
-            source, port = call.bindings[-1 - wait]
-            if source < 0:
-                continue
-            local = program.blocks[program.calls[source].block].ports_out[port].instruction
-        if program.blocks[program.calls[source].block].instructions[local].stream == "compute":
-            found.append(source)
+        source = _behind(program, index, wait)
+        if source is not None and _instruction(program, *source).stream == "compute":
+            found.append(source[0])
     return found
 
 
 def _waited_for(program: RankProgram) -> dict[tuple[int, int], int]:
-    """The first call in which a compute instruction waits for an instruction, for those some compute instruction waits for."""
+    """The first call in which compute waits for an instruction, for those some compute instruction waits for."""
+    waits = [[w for i in block.instructions if i.stream == "compute" for w in i.waits] for block in program.blocks]
     found: dict[tuple[int, int], int] = {}
     for index, call in enumerate(program.calls):
-        for instruction in program.blocks[call.block].instructions:
-            if instruction.stream != "compute":
-                continue
-            for wait in instruction.waits:
-                source, local = index, wait
-                if wait < 0:
-                    source, port = call.bindings[-1 - wait]
-                    if source < 0:
-                        continue
-                    local = program.blocks[program.calls[source].block].ports_out[port].instruction
-                found.setdefault((source, local), index)
+        for wait in waits[call.block]:
+            source = _behind(program, index, wait)
+            if source is not None:
+                found.setdefault(source, index)
     return found
 
 
-__all__ = ["FLOOR", "Cut", "Segment", "cut", "fine_calls"]
+def _behind(program: RankProgram, index: int, wait: int) -> tuple[int, int] | None:
+    """(call, local id) behind a wait; None behind an unbound port."""
+    if wait >= 0:
+        return index, wait
+    source, port = program.calls[index].bindings[-1 - wait]
+    if source < 0:
+        return None
+    return source, program.blocks[program.calls[source].block].ports_out[port].instruction
+
+
+def _instruction(program: RankProgram, call: int, local: int) -> Instruction:
+    return program.blocks[program.calls[call].block].instructions[local]

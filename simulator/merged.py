@@ -22,8 +22,6 @@ from simulator.clock import FLOOR, Clock
 from simulator.costs import COMPUTE_STREAM, Row
 from simulator.sharing import Activity, Contention, Device, Site
 
-NEVER = FLOOR // 2  # anything earlier was not bound by an input
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -58,13 +56,13 @@ class Merge:
         self.outputs = (*(ends[stream] for stream in streams), *(place[local] for local in watched))
         self.others = tuple(index for index, stream in enumerate(streams) if stream != COMPUTE_STREAM)
         self.memo: dict[tuple[int, ...], Outcome] = {}
-        self.host_slack = FLOOR
-        self.slack = [FLOOR] * self.width
+        self.host_slack = 0
+        self.slack = [-FLOOR] * self.width
         self.closed = self._closed()
         self.reference = self._reference()
 
     def _closed(self) -> bool:
-        """Every member follows the first, and the last compute member follows all: nothing of a neighbour runs beside them."""
+        """Whether the last compute member follows all others: then nothing of a neighbour runs beside them."""
         tail = max(index for index, row in enumerate(self.rows) if row.stream == COMPUTE_STREAM)
         followed = [False] * len(self.rows)
         followed[tail] = True
@@ -73,21 +71,18 @@ class Merge:
                 for source in self.sources[index]:
                     if source >= 0:
                         followed[source] = True
-        return all(followed) and min(self._recurrence(FLOOR, [FLOOR] * self.width)[0]) > NEVER
+        return all(followed)
 
-    def _reference(self) -> Outcome | None:
-        """The flight in which only the first member is held back (it starts at 0); None when a member does not follow the first."""
+    def _reference(self) -> Outcome:
+        """The flight in which only the first member is held back (it starts at 0), and the slack of every input against it."""
         nothing = [FLOOR] * self.width
         starts, ends = self._times(FLOOR, nothing)
-        if min(starts) <= NEVER:
-            return None
+        assert min(starts) == 0, "every member of a segment follows its first"
         self.host_slack = min(starts[index] - self.issued[index] for index in range(1, len(self.rows)))
-        slack = [-FLOOR] * self.width
         for index, sources in enumerate(self.sources):
             for source in sources:
                 if source < 0:
-                    slack[-1 - source] = min(slack[-1 - source], starts[index])
-        self.slack = slack
+                    self.slack[-1 - source] = min(self.slack[-1 - source], starts[index])
         return self._outcome(FLOOR, nothing, starts, ends)
 
     def fly(self, host: int, inputs: Sequence[int]) -> tuple[int, Outcome]:
@@ -96,7 +91,7 @@ class Merge:
         for index in self.entry:
             if inputs[index] > first:
                 first = inputs[index]
-        if self.reference is not None and host - first <= self.host_slack:
+        if host - first <= self.host_slack:
             for time, slack in zip(inputs, self.slack, strict=True):
                 if time - first > slack:
                     break
@@ -113,12 +108,12 @@ class Merge:
             known = self.memo[key] = self._outcome(key[0], key[1:], starts, ends)
         return known
 
-    def _floors(self) -> Sequence[int]:
+    def _floors(self) -> tuple[int, ...]:
         """What an input may be raised to without changing anything: its slack; with contention (where later is not always later),
         only the first member's start, before which no member runs."""
         if self.contention.active:
             return (-self.issued[-1], *(0 for _ in range(self.width)))
-        return (self.host_slack, *self.slack) if self.reference is not None else [FLOOR] * (self.width + 1)
+        return self.host_slack, *self.slack
 
     def _times(self, host: int, inputs: Sequence[int]) -> tuple[list[int], list[int]]:
         return self._shared(host, inputs) if self.contention.active else self._recurrence(host, inputs)
@@ -213,8 +208,6 @@ class _SharedFlight:
 
     def _ready(self, index: int) -> None:
         start = self.ready[index]
-        if start <= NEVER:  # follows nothing: reported as it is, never begun
-            return
         self.starts[index] = start
         if start > self.clock.now:
             self.clock.at(start, lambda _: self._begin(index))
