@@ -97,6 +97,11 @@ class Arguments:
             return default
         return value
 
+    def idle(self, flag: str, reason: str) -> None:
+        """Note that a flag, if given, has no effect for `reason`; counts as translated."""
+        if self.has(flag):
+            self.ledger.note(f"{flag} has no effect {reason}")
+
     def shown(self, flag: str) -> str | None:
         """The value as a user may read it, unknown parts as their names; for values that only give a hint."""
         return self.expander.show(" ".join(self.given[flag])) if self.has(flag) else None

@@ -35,7 +35,7 @@ TRANSLATED = (
         adam-beta2 adam-eps train-iters train-samples train-tokens eval-interval tokenizer-type tokenizer-model
         vocab-size padded-vocab-size pad-vocab-size-to save-interval seed hidden-dropout attention-dropout norm-epsilon
         layernorm-epsilon init-method-std deepspeed_config zero-stage ds-sequence-parallel-size pp-partition-method
-        cpu-offloading-num-layers data-parallel-sharding-strategy main-grads-dtype num-key-value-heads
+        cpu-offloading-num-layers data-parallel-sharding-strategy num-key-value-heads
         rope-scaling-factor encoder-num-layers encoder-seq-length decoder-num-layers remote-device
         zero-reduce-bucket-size zero-allgather-bucket-size moe-expert-parallel-size spec mtp-num-layers window-size
         hybrid-layer-pattern
@@ -140,7 +140,7 @@ UNMODELLED: dict[str, tuple[Arity, str]] = (
         "its effect on step time or memory is not forecast",
     )
     | _unmodelled(
-        """exp-avg-dtype exp-avg-sq-dtype main-params-dtype cuda-graph-impl cuda-graph-warmup-steps
+        """main-grads-dtype exp-avg-dtype exp-avg-sq-dtype main-params-dtype cuda-graph-impl cuda-graph-warmup-steps
         ddp-num-buckets empty-unused-memory-level tp-comm-overlap-cfg manual-gc-interval
         cross-entropy-fusion-impl check-weight-hash-across-dp-replicas-interval fp8-recipe
         fp8-amax-history-len fp8-amax-compute-algo fp8-margin fp8-interval tile-factor

@@ -27,10 +27,11 @@ def lay_deepspeed(
     """Lay the DeepSpeed configuration over the plan: JSON wins for ZeRO, both must agree on the batch."""
     used, name, stage = a.has("--deepspeed"), a.text("--deepspeed_config"), a.integer("--zero-stage")
     alone = a.has("--no-pipeline-parallel")
-    a.has("--deepspeed-activation-checkpointing")
-    for flag in ("--zero-reduce-bucket-size", "--zero-allgather-bucket-size"):
-        a.has(flag)
+    a.idle("--deepspeed-activation-checkpointing", "of its own: --checkpoint-activations decides what is recomputed")
+    a.idle("--zero-reduce-bucket-size", "here: the buckets of the DeepSpeed JSON are taken")
+    a.idle("--zero-allgather-bucket-size", "here: DeepSpeed's parameter gather is forecast in whole buckets")
     if not used and name is None:
+        a.idle("--no-pipeline-parallel", "without --deepspeed")
         if stage is not None:
             ledger.warn(f"--zero-stage {stage} has no effect without --deepspeed")
         if a.has("--enable-zbh1-pipeline"):

@@ -149,7 +149,7 @@ def _tokenizer_size(kind: str | None, file: str | None, ledger: Ledger) -> int:
     if named is not None:
         ledger.note(f"vocabulary {named} from the tokenizer's name {file!r}")
         return named
-    if kind in TOKENIZERS or kind is None:
+    if kind in TOKENIZERS or (kind is None and file is None):
         size = TOKENIZERS.get(kind or "", GPT2_VOCABULARY)
         ledger.note(f"vocabulary {size} of {kind or 'the default tokenizer GPT2BPETokenizer'}")
         return size
@@ -157,7 +157,7 @@ def _tokenizer_size(kind: str | None, file: str | None, ledger: Ledger) -> int:
         ledger.problem("--tokenizer-type NullTokenizer needs --vocab-size")
         return GPT2_VOCABULARY
     ledger.warn(
-        f"the vocabulary of {kind} cannot be read here: {GPT2_VOCABULARY} (GPT-2's) is assumed; give --set"
+        f"the vocabulary of {kind or file} cannot be read here: {GPT2_VOCABULARY} (GPT-2's) is assumed; give --set"
         " model.vocab=N"
     )
     return GPT2_VOCABULARY

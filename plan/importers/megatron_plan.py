@@ -15,6 +15,13 @@ from plan.importers.megatron_layout import pipeline_layout, virtual_stages
 BYTES_OF_FP32 = 4
 
 
+RECOMPUTE_OPTIONS = {
+    "--recompute-method": ("full",),
+    "--recompute-num-layers": ("full",),
+    "--recompute-modules": ("selective",),
+}
+
+
 def supports(key: str, value: object) -> bool:
     """Whether the forecast supports a value of a plan key today."""
     return any(feature.key == key and value in feature.supported for feature in supported.FEATURES)
@@ -31,7 +38,7 @@ def plan_section(a: Arguments, layers: int | None, ledger: Ledger) -> dict[str, 
     plan |= _recompute(a, plan["tensor_parallel"], ledger)
     plan |= _precision(a, ledger)
     plan |= _attention(a)
-    plan |= _communication(a)
+    plan |= _communication(a, ledger)
     plan |= _offload(a)
     return plan
 
@@ -67,6 +74,8 @@ def _sharding(a: Arguments, ledger: Ledger) -> dict[str, Any]:
         stages = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
         stage = stages.get(strategy or "optim_grads_params", 3)
         ledger.note(f"--use-megatron-fsdp {strategy or 'optim_grads_params'} is zero_stage {stage}")
+    else:
+        a.idle("--data-parallel-sharding-strategy", "without --use-megatron-fsdp")
     instances = a.integer("--num-distributed-optimizer-instances", 1)
     if instances != 1:
         ledger.not_yet(
@@ -111,6 +120,9 @@ def _recompute(a: Arguments, tensor: int | None, ledger: Ledger) -> dict[str, An
         ledger.note("--recompute-activations is --recompute-granularity selective")
         granularity = "selective"
     found: dict[str, Any] = {"recompute": granularity or "none"}
+    for flag, kinds in RECOMPUTE_OPTIONS.items():
+        if granularity not in kinds:
+            a.idle(flag, f"without --recompute-granularity {' or '.join(kinds)}")
     if granularity not in (None, "full", "selective"):
         ledger.problem(f"--recompute-granularity is {granularity}; it must be full or selective")
     if granularity == "full":
@@ -149,7 +161,10 @@ def _precision(a: Arguments, ledger: Ledger) -> dict[str, Any]:
     found: dict[str, Any] = {"precision": precision}
     wide = a.has("--accumulate-allreduce-grads-in-fp32")
     narrow = a.has("--grad-reduce-in-bf16")
-    a.has("--main-grads-dtype")
+    if precision != "fp16":
+        a.idle("--accumulate-allreduce-grads-in-fp32", f"with {precision}: gradients are in fp32 anyway")
+    if precision != "bf16":
+        a.idle("--grad-reduce-in-bf16", f"with {precision}")
     if precision == "bf16" and narrow:
         found["gradient_dtype"] = "bf16"
     if precision == "fp16" and not wide and not a.has("--deepspeed"):
@@ -186,9 +201,18 @@ def _attention(a: Arguments) -> dict[str, Any]:
     return {"attention": "flash"} if flash else {}
 
 
-def _communication(a: Arguments) -> dict[str, Any]:
-    found: dict[str, Any] = {"overlap": a.has("--overlap-grad-reduce")}
-    a.has("--overlap-param-gather")
+def _communication(a: Arguments, ledger: Ledger) -> dict[str, Any]:
+    reduce, gather = a.has("--overlap-grad-reduce"), a.has("--overlap-param-gather")
+    found: dict[str, Any] = {"overlap": reduce}
+    if gather and not reduce:
+        ledger.problem("--overlap-param-gather needs --overlap-grad-reduce; add it, as Megatron asks")
+    elif gather:
+        ledger.note("--overlap-grad-reduce and --overlap-param-gather are communication.overlap")
+    elif reduce and a.has("--use-distributed-optimizer"):
+        ledger.warn(
+            "--overlap-grad-reduce without --overlap-param-gather: the forecast overlaps the parameter all-gather with"
+            " the next forward too"
+        )
     if (elements := a.integer("--ddp-bucket-size")) is not None:
         found["bucket_mb"] = elements * BYTES_OF_FP32 / 1e6
     return {"communication": found}

@@ -82,6 +82,12 @@ def _schedule(a: Arguments, steps: int | None, batch: int | None, rate: float | 
         schedule["decay_steps"] = decay
     if rate is None:
         schedule |= {"kind": "constant"}
+        a.idle("--lr-decay-style", "without --lr")
+    if decay is None:
+        a.idle("--lr-warmup-fraction", "without --lr-decay-iters or --train-iters")
+    if batch is None:
+        for flag in ("--lr-decay-samples", "--lr-warmup-samples", "--train-samples"):
+            a.idle(flag, "while the global batch is not known")
     return schedule
 
 
