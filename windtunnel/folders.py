@@ -16,7 +16,7 @@ from plan.run import Run, load
 if TYPE_CHECKING:
     from plan.timeline import Timeline
 
-MOST_FILES = 64
+MOST_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class RunFolder:
         return [float(step["step_time_s"]) for step in read_steps(self.path / "steps.jsonl")]
 
     def timeline(self) -> Timeline:
-        """The recorded steps of all ranks as one timeline (of a long run the newest files)."""
+        """The recorded steps of all ranks as one timeline (of a long run the last steps)."""
         from plan.timeline import load as load_timeline
         from plan.timeline import merge
 
@@ -57,7 +57,8 @@ class RunFolder:
             raise InputError(
                 f"{self.path / 'timeline'} is empty: no step was recorded (train.record_every says which are)"
             )
-        return merge([load_timeline(file) for file in files[-MOST_FILES:]])
+        steps = sorted({_step(file) for file in files})[-MOST_STEPS:]
+        return merge([load_timeline(file) for file in files if _step(file) in steps])
 
 
 def new_folder(root: Path = Path("runs"), name: str = "") -> Path:
@@ -78,3 +79,8 @@ def new_folder(root: Path = Path("runs"), name: str = "") -> Path:
 def _number(found: str, name: str) -> int:
     rest = found.removeprefix(name)
     return int(rest) if rest.isdigit() else 0
+
+
+def _step(file: Path) -> str:
+    """`step-000007.rank-0001.json.gz` is of `step-000007`."""
+    return file.name.partition(".")[0]

@@ -1,0 +1,140 @@
+"""`windtunnel train`: starts torchrun on this machine, or joins the job when torchrun (or a cluster's launcher
+through it) started us.
+
+    windtunnel train run.yaml                 # this machine; a new folder under runs/
+    torchrun --nnodes 2 --nproc-per-node 8 … -m windtunnel train run.yaml --output /shared/run
+
+Under torchrun each rank runs this command; rank 0 prepares the folder, the others wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+from plan.errors import InputError
+from plan.run import Run
+from windtunnel import output
+from windtunnel.folders import RunFolder, new_folder
+from windtunnel.results import Trained
+from windtunnel.source import RunSource
+
+JOIN_S = 120.0
+
+
+def train_command(source: RunSource, target: str | None, as_json: bool) -> int:
+    """Train and print the folder (the last line of stdout), or the result as JSON."""
+    run = source.load()
+    for text in source.warnings:
+        output.note(f"warning: {text}")
+    if under_torchrun():
+        return _join(run, target)
+    folder = launch(run, _folder(target))
+    result = trained(RunFolder.open(folder))
+    if as_json:
+        output.emit_json(result)
+    else:
+        output.emit(_text(result))
+    return 0
+
+
+def under_torchrun() -> bool:
+    """Whether this process is a rank that torchrun started."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def launch(run: Run, folder: Path | None = None) -> Path:
+    """Train `run` with one process a rank on this machine and return its folder. Raises InputError, or
+    WindtunnelError naming the rank that failed and its instruction."""
+    start = _trainer()
+    folder = new_folder() if folder is None else folder
+    output.progress(f"training {run.model.name} on {run.plan.world} ranks for {run.train.steps} steps; folder {folder}")
+    try:
+        start.launch(run, folder)
+    finally:
+        if sys.stderr.isatty():
+            print(file=sys.stderr)
+    return folder
+
+
+def trained(folder: RunFolder) -> Trained:
+    """What a finished run's folder says about it."""
+    from reports.measured import measure, read_steps
+
+    steps = read_steps(folder.path / "steps.jsonl")
+    found = measure([float(step["step_time_s"]) for step in steps])
+    losses = [step.get("loss") for step in steps]
+    return Trained(
+        run_dir=str(folder.path),
+        steps=len(steps),
+        first_loss=losses[0],
+        last_loss=losses[-1],
+        step_time_s=found.median_s,
+        step_time_quartiles_s=found.quartiles_s,
+        tokens_per_s=folder.run().tokens_per_step / found.median_s,
+        program_hash=folder.timeline().header.program_hash,
+    )
+
+
+def _text(result: Trained) -> str:
+    from reports.tables import count, seconds
+
+    losses = "" if result.last_loss is None else f"loss {result.first_loss:.4f} to {result.last_loss:.4f}; "
+    speed = f"{seconds(result.step_time_s)} a step (median after warm-up), {count(result.tokens_per_s)} tokens/s"
+    return f"{result.steps} steps; {losses}{speed}\n{result.run_dir}"
+
+
+def _folder(target: str | None) -> Path | None:
+    """The folder asked for: new, empty, or one that a run left (it is trained again)."""
+    if target is None:
+        return None
+    folder = Path(target)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file; give a folder for the run")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise InputError(f"{folder} is not empty; give a new folder, or none for the next free one under runs/")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be created: {error.strerror}") from None
+    return folder
+
+
+def _join(run: Run, target: str | None) -> int:
+    """This process is one rank of a job."""
+    start = _trainer()
+    job, rank = os.environ["TORCHELASTIC_RUN_ID"], int(os.environ.get("RANK", "0"))
+    folder = Path(target) if target else Path("runs") / f"torchrun-{job}"
+    ready = folder / "status" / f"ready-{job}"
+    if rank == 0:
+        start.prepare(run, folder)
+        ready.touch()
+    elif not _appears(ready):
+        raise InputError(
+            f"rank {rank} waited {JOIN_S:.0f} s for {ready}: is {folder} on a file system that all nodes share?"
+        )
+    code = int(start.join(folder))
+    if rank == 0 and code == 0:
+        output.emit(str(folder))
+    return code
+
+
+def _appears(path: Path) -> bool:
+    limit = time.monotonic() + JOIN_S
+    while not path.exists():
+        if time.monotonic() > limit:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def _trainer() -> ModuleType:
+    """The trainer's launcher. Imported here: it imports torch."""
+    try:
+        from trainer import launch as start
+    except ModuleNotFoundError as error:
+        raise InputError(f"training needs {error.name}: pip install 'windtunnel[train]'") from None
+    return start

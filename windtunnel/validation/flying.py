@@ -1,0 +1,109 @@
+"""Flies a case: predicted step time, interval and memory of one published row.
+
+A row may run thousands of micro-batches a step, all alike. Once the pipeline is full every further micro-batch adds the
+same time, so such a run is flown twice with fewer and the rest is a straight line: `STEADY` says from where. That is
+exact for a schedule in its steady state (a test holds it against whole flights) and lets one core score the table in
+minutes. Compiled programs are kept by (model, plan), profiles by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from plan.model import Model
+from plan.parallel import Plan
+from plan.program import StepProgram
+from plan.run import Run
+
+if TYPE_CHECKING:
+    from calibration.profile import Profile
+    from simulator.flight import Flight
+
+STEADY = (2, 3)  # micro-batches per stage of the two flights a long step is extended from
+FEWEST = (4, 6)  # the same where there are few stages
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What a flight says of a run. `memory_bytes` by what a source may have measured: allocated, reserved, device."""
+
+    step_time_s: float
+    interval_s: tuple[float, float]
+    memory_bytes: dict[str, float]
+    breakdown: dict[str, float]
+    extended: bool = False
+
+
+@dataclass(slots=True)
+class Flyer:
+    """Flies runs with the profile each cluster names, or with `profile` for all of them."""
+
+    profile: Any = None
+    _loaded: dict[str, Profile] = field(default_factory=dict)
+
+    def profile_of(self, run: Run) -> Profile:
+        """The profile a run is priced with. Raises InputError when there is none of that name."""
+        from calibration.profile import load_profile
+
+        given = self.profile if self.profile is not None else run.cluster.profile
+        if hasattr(given, "kernel_s"):
+            loaded: Profile = given
+            return loaded
+        if given not in self._loaded:
+            self._loaded[given] = load_profile(given)
+        return self._loaded[given]
+
+    def fly(self, run: Run) -> Predicted:
+        """Step time, interval and memory of a run."""
+        fewer = shorter(run)
+        if fewer is None:
+            return self._predicted(self._flight(run))
+        return extended(run, *fewer, lambda short: self._predicted(self._flight(short)))
+
+    def _flight(self, run: Run) -> Flight:
+        from simulator.flight import fly
+
+        return fly(_program(run.model, run.plan), run, self.profile_of(run))
+
+    def _predicted(self, flight: Flight) -> Predicted:
+        allocated = max(stage.peak_allocated_bytes for stage in flight.memory)
+        reserved = max(stage.peak_reserved_bytes for stage in flight.memory)
+        context = flight.profile.allocator.context_bytes
+        memory = {"allocated": allocated, "reserved": reserved, "device": reserved + context}
+        interval = (flight.interval.low_s, flight.interval.high_s)
+        return Predicted(flight.step_time_s, interval, memory, dict(flight.breakdown))
+
+
+@lru_cache(maxsize=4)
+def _program(model: Model, plan: Plan) -> StepProgram:
+    from plan.compile import compile_plan
+
+    return compile_plan(model, plan)
+
+
+def shorter(run: Run) -> tuple[Run, Run] | None:
+    """The run with fewer micro-batches, twice, when flying both is cheaper than flying it whole."""
+    few, more = (max(per_stage * run.plan.pipeline_parallel, least) for per_stage, least in zip(STEADY, FEWEST, strict=True))
+    if run.plan.virtual_pipeline > 1:  # interleaving takes micro-batches in whole groups
+        group = run.plan.microbatch_group
+        few, more = (-(-number // group) * group for number in (few, more))
+    if run.plan.microbatches <= few + more:
+        return None
+    return _with_microbatches(run, few), _with_microbatches(run, more)
+
+
+def _with_microbatches(run: Run, number: int) -> Run:
+    batch = number * run.plan.micro_batch_size * run.plan.data_parallel
+    return replace(run, plan=replace(run.plan, global_batch_size=batch))
+
+
+def extended(run: Run, few: Run, more: Run, fly: Callable[[Run], Predicted]) -> Predicted:
+    """The prediction of a long step from two short ones: the same time for each micro-batch more."""
+    start, end = fly(few), fly(more)
+    slope = (end.step_time_s - start.step_time_s) / (more.plan.microbatches - few.plan.microbatches)
+    step = end.step_time_s + slope * (run.plan.microbatches - more.plan.microbatches)
+    low, high = (bound * step / end.step_time_s for bound in end.interval_s)
+    return Predicted(step, (low, high), end.memory_bytes, end.breakdown, extended=True)
