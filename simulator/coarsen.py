@@ -7,8 +7,8 @@ synchronisation, or at what does not follow its first instruction. Nothing outsi
 its outputs: the end of every stream it used, and each instruction somebody outside names. So a merged segment is one max-plus step (host, stream, wait times) → (host, stream, output times), and
 flying it gives exactly the times of flying its members (`simulator.merged`).
 
-Where streams of a device slow each other, merging is exact only if nothing outside can run beside a segment's
-inside: its last compute instruction follows all members, and no other work on a coupled stream may be under way
+Where communication slows compute, what runs outside and beside a segment comes in as windows. Where streams slow each
+other both ways, merging is exact only if nothing outside can run beside a segment's inside: its last compute instruction follows all members, and no other work on a coupled stream may be under way
 (`fine_calls`).
 """
 
@@ -61,7 +61,7 @@ def cut(block: Block, rows: tuple[Row, ...], merge: bool, contention: Contention
         segment = _segment(stretch, [local for local in watched if home[local] == number])
         if len(stretch) > 1:
             segment.merge = Merge(segment.rows, segment.streams, segment.external, segment.watched, contention)
-            if contention.active and not segment.merge.closed:
+            if contention.active and not contention.one_way and not segment.merge.closed:
                 return cut(block, rows, False, contention)
         for output, local in enumerate((*_last(segment), *segment.watched)):
             where[local] = (number, output)
@@ -113,7 +113,7 @@ def fine_calls(program: RankProgram, cuts: Sequence[Cut], contention: Contention
     for) to the call in which compute waits for it or for a later one on its stream. When nobody does, every call is flown
     so.
     """
-    if not contention.active:
+    if not contention.active or contention.one_way:
         return set()
     singles = _coupled_singles(program, cuts, contention)
     ends = _waited_for(program)

@@ -23,7 +23,7 @@ from simulator.coarsen import Cut, Segment
 from simulator.costs import COMPUTE_STREAM, Row
 from simulator.merged import Merge, Outcome
 from simulator.sharing import HOST as HOST_STREAM
-from simulator.sharing import Activity, Contention, Device, Node, Site
+from simulator.sharing import Activity, Contention, Device, Node, Site, Window, slowed_end
 
 HOST_MILLICORES = 1000  # an issuing thread runs on one core
 Source = tuple["Op | Merged", int]
@@ -68,7 +68,11 @@ class Transfer:
             if member.row.work_ps > work:
                 work = member.row.work_ps
         if not engine.shared:
-            engine.clock.at(self.last + work, self._ended, self.last + work)
+            end = self.last + work
+            if engine.windowed and work:
+                for member in self.members:
+                    member.rank.open_window(member.row.stream, self.last, end)
+            engine.clock.at(end, self._ended, end)
         elif self.last > engine.clock.now:
             engine.clock.at(self.last, self._begin, work)
         else:
@@ -94,7 +98,7 @@ class Transfer:
 class Op:
     """One instruction in flight. `start`: own start; `last`: the last member's; `outs` is set when it has ended."""
 
-    __slots__ = ("before", "call", "issued", "last", "outs", "pending", "rank", "row", "seq", "sources", "start", "waiters")
+    __slots__ = ("before", "call", "issued", "last", "outs", "pending", "rank", "row", "seq", "sources", "start", "version", "waiters")
 
     def __init__(self, rank: RankFlight, row: Row, call: int, issued: int, sources: list[Source]) -> None:
         self.rank = rank
@@ -103,15 +107,20 @@ class Op:
         self.issued = issued
         self.sources: Sequence[Source] = sources
         self.waiters: list[Op | Merged | RankFlight] = []
-        self.outs: tuple[int, ...] | None = None
+        self.outs: list[int | None] = [None]
         self.pending = 0
         self.seq = -1
         self.start = self.last = FLOOR
+        self.version = 0
         self.before: Trail | None = None
-        for node, _ in sources:
-            if node.outs is None:
-                node.waiters.append(self)
+        for node, k in sources:
+            if node.outs[k] is None:
+                node.call_back(k, self)
                 self.pending += 1
+
+    def call_back(self, _: int, waiter: Op | Merged | RankFlight) -> None:
+        """Notify `waiter` at the end."""
+        self.waiters.append(waiter)
 
     def notify(self) -> None:
         """A source has ended."""
@@ -123,9 +132,9 @@ class Op:
         """All sources have ended: take the latest, and move (or wait for partners)."""
         latest, cause, output = FLOOR, None, 0
         for node, k in self.sources:
-            time = node.outs[k]  # type: ignore[index]
-            if time > latest:
-                latest, cause, output = time, node, k
+            time = node.outs[k]
+            if time > latest:  # type: ignore[operator]
+                latest, cause, output = time, node, k  # type: ignore[assignment]
         self.sources = ()
         if self.issued > latest:
             latest, cause = self.issued, None
@@ -139,23 +148,34 @@ class Op:
         channel = self.row.channel
         if channel is not None:
             self.rank.channels[channel].arrive(self)
-        elif self.rank.engine.shared:
+        elif self.rank.engine.shared or self.row.stream != COMPUTE_STREAM:
             Transfer([self], latest).launch()
         else:
             self.last = latest
-            end = latest + self.row.work_ps
-            self.rank.engine.clock.at(end, self._ended, end)
+            self.rank.running = self
+            self.rank.prune(latest)
+            self.revise()
+
+    def revise(self) -> None:
+        """Find the end of compute among the windows known now, and schedule it."""
+        end = slowed_end(self.start, self.row.work_ps, self.rank.windows) if self.rank.windows else self.start + self.row.work_ps
+        self.version += 1
+        self.rank.until = end
+        self.rank.engine.clock.at(end, self._ended, (self.version, end))
 
     def _ended(self, event: object) -> None:
-        self.finish(event.value)  # type: ignore[attr-defined]
+        version, end = event.value  # type: ignore[attr-defined]
+        if version == self.version:
+            self.finish(end)
 
     def finish(self, end: int) -> None:
         """The end: account for it and tell whoever waits."""
-        self.outs = (end,)
+        self.outs[0] = end
         if self.row.stream == COMPUTE_STREAM:
             rank = self.rank
             rank.account[self.row.work] += end - self.start
             rank.front = end
+            rank.running = None
             if rank.boundary == (self.call, self.row.local):
                 rank.mark(end)
         waiters, self.waiters = self.waiters, []
@@ -169,26 +189,33 @@ class Op:
 
 
 class Merged:
-    """A merged segment in flight. `outs`: end of every stream, then the watched members'."""
+    """A merged segment in flight. `outs`: end of every stream, then the watched members'; known one by one."""
 
-    __slots__ = ("before", "call", "first", "host", "outcome", "outs", "pending", "rank", "segment", "sources", "waiters")
+    __slots__ = (
+        "before", "call", "first", "host", "inputs", "outcome", "outs", "pending", "rank", "segment", "sources", "version", "waiters",
+    )  # fmt: skip
 
     def __init__(self, rank: RankFlight, segment: Segment, call: int, host: int, sources: list[Source | None]) -> None:
+        assert segment.merge is not None
         self.rank = rank
         self.segment = segment
         self.call = call
         self.host = host
         self.sources: Sequence[Source | None] = sources
-        self.waiters: list[Op | Merged | RankFlight] = []
-        self.outs: list[int] | None = None
-        self.first = 0
+        self.waiters: list[tuple[int, Op | Merged | RankFlight]] = []
+        self.outs: list[int | None] = [None] * len(segment.merge.outputs)
+        self.inputs: list[int] = []
+        self.first = self.version = self.pending = 0
         self.before: dict[int, tuple[int, Trail]] = _NOTHING
         self.outcome: Outcome | None = None
-        self.pending = 0
         for source in sources:
-            if source is not None and source[0].outs is None:
-                source[0].waiters.append(self)
+            if source is not None and source[0].outs[source[1]] is None:
+                source[0].call_back(source[1], self)
                 self.pending += 1
+
+    def call_back(self, output: int, waiter: Op | Merged | RankFlight) -> None:
+        """Notify `waiter` when an output is known."""
+        self.waiters.append((output, waiter))
 
     def notify(self) -> None:
         """A source has ended."""
@@ -197,29 +224,80 @@ class Merged:
             self.begin()
 
     def begin(self) -> None:
-        """All inputs are known: so is the whole segment."""
+        """All inputs are known: so is the whole segment, but for windows that may still open."""
         rank, merge = self.rank, self.segment.merge
         assert merge is not None
-        inputs = [FLOOR if s is None else s[0].outs[s[1]] for s in self.sources]  # type: ignore[index]
-        first, outcome = merge.fly(self.host, inputs)
+        inputs = self.inputs = [FLOOR if s is None else s[0].outs[s[1]] for s in self.sources]  # type: ignore[misc]
+        if not rank.engine.windowed:
+            self.first, self.outcome = merge.fly(self.host, inputs)
+            outs = [self.first + out for out in self.outcome.outs]
+            rank.engine.clock.at(min(outs), self._ended, outs)
+            self._close(merge, self.outcome, outs[0])
+            return
+        rank.running = self
+        rank.prune(max(inputs[index] for index in merge.entry))
+        self.revise()
+
+    def _ended(self, event: object) -> None:
+        """Without windows nothing can change any more: all outputs are told at once, as values."""
+        self.outs = event.value  # type: ignore[attr-defined]
+        waiters, self.waiters = self.waiters, []
+        for _, waiter in waiters:
+            waiter.notify()
+
+    def revise(self) -> None:
+        """Fly with the windows known now, and schedule every output that has not been told."""
+        merge = self.segment.merge
+        assert merge is not None
+        first, outcome = merge.fly(self.host, self.inputs, self.rank.windows)
+        if outcome is self.outcome:
+            return
+        self.first, self.outcome = first, outcome
+        self.version += 1
+        moments: dict[int, list[int]] = {}
+        for output, time in enumerate(outcome.outs):
+            if self.outs[output] is None:
+                moments.setdefault(first + time, []).append(output)
+        for moment, outputs in moments.items():
+            self.rank.engine.clock.at(moment, self._reached, (self.version, moment, outputs))
+        self.rank.until = first + outcome.outs[0]
+
+    def _reached(self, event: object) -> None:
+        version, moment, outputs = event.value  # type: ignore[attr-defined]
+        if version != self.version:
+            return
+        for output in outputs:
+            self.outs[output] = moment
+        if self.outs[0] == moment and 0 in outputs:
+            assert self.segment.merge is not None
+            assert self.outcome is not None
+            self.rank.running = None
+            self._close(self.segment.merge, self.outcome, moment)
+            self.rank.windows += [(self.first + begin, self.first + end, f) for begin, end, f in self.outcome.tails]
+        waiting, self.waiters = self.waiters, []
+        self.waiters = [(k, waiter) for k, waiter in waiting if k not in outputs]
+        for k, waiter in waiting:
+            if k in outputs:
+                waiter.notify()
+
+    def _close(self, merge: Merge, outcome: Outcome, end: int) -> None:
+        """Compute of the segment is settled: account for it."""
+        rank, first, inputs = self.rank, self.first, self.inputs
         if first > rank.front:
             self._blame_entry(merge, first, inputs)
         account = rank.account
         for kind, time in outcome.account:
             account[kind] += time
-        for index, begin, end in outcome.gaps:
+        for index, begin, until in outcome.gaps:
             source = self.sources[index]
-            blame(account, first + begin, first + end, None if source is None else source[0].trail(source[1]))
+            blame(account, first + begin, first + until, None if source is None else source[0].trail(source[1]))
         for index in merge.others:
             if inputs[index] > rank.front:  # no gap reaches further back than the front
                 source = self.sources[index]
                 if source is not None and (trail := source[0].trail(source[1])) is not None:
                     self.before = {**self.before, index: (inputs[index], trail)}
         self.sources = ()
-        self.first, self.outcome = first, outcome
-        outs = [first + out for out in outcome.outs]
-        rank.front = outs[0]
-        rank.engine.clock.at(min(outs), self._ended, outs)
+        rank.front = end
 
     def _blame_entry(self, merge: Merge, first: int, inputs: list[int]) -> None:
         latest, cause = FLOOR, None
@@ -230,12 +308,6 @@ class Merged:
             self.rank.account[HOST] += first - self.rank.front
         else:
             blame(self.rank.account, self.rank.front, first, cause[0].trail(cause[1]))
-
-    def _ended(self, event: object) -> None:
-        self.outs = event.value  # type: ignore[attr-defined]
-        waiters, self.waiters = self.waiters, []
-        for waiter in waiters:
-            waiter.notify()
 
     def trail(self, output: int) -> Trail | None:
         """What a gap that ends with one of this segment's outputs is charged to."""
@@ -266,7 +338,7 @@ class RankFlight:
 
     __slots__ = (
         "account", "boundary", "call", "channels", "counts", "cuts", "device", "engine", "front", "handles", "host", "many", "marks", "name",
-        "node_ops", "periods", "program", "segment", "tails",
+        "node_ops", "periods", "program", "running", "segment", "tails", "until", "windows",
     )  # fmt: skip
 
     def __init__(
@@ -287,6 +359,9 @@ class RankFlight:
         self.node_ops: list[Op | Merged] = []
         self.account = [0] * len(CLASSES)
         self.marks: list[tuple[int, list[int]]] = []
+        self.running: Op | Merged | None = None
+        self.until = 0
+        self.windows: list[Window] = []
 
     def mark(self, end: int) -> None:
         """The step's last STEP has ended: close the period's account."""
@@ -295,11 +370,24 @@ class RankFlight:
 
     def notify(self) -> None:
         """What the host was blocked on has ended."""
-        blocker = self.node_ops[-1]
-        assert blocker.outs is not None
-        if blocker.outs[0] > self.host:
-            self.host = blocker.outs[0]
+        end = self.node_ops[-1].outs[0]
+        assert end is not None
+        self.host = max(self.host, end)
         self.walk()
+
+    def prune(self, start: int) -> None:
+        """Forget windows that closed before compute that starts at `start` or later."""
+        if self.windows:
+            self.windows = [window for window in self.windows if window[1] > start]
+
+    def open_window(self, stream: int, begin: int, end: int) -> None:
+        """A communication will run in [begin, end): compute beside it is slowed."""
+        factor = self.engine.contention.compute[stream]
+        if factor == 1.0:
+            return
+        self.windows.append((begin, end, factor))
+        if self.running is not None and begin < self.until:
+            self.running.revise()
 
     def walk(self) -> None:
         """Issue instructions in host order until the host blocks or the periods are over."""
@@ -408,11 +496,11 @@ class RankFlight:
 
     def stuck(self) -> str:
         """What the rank waits for, in words."""
-        node = next((node for nodes in self.handles for node in nodes if node.outs is None), None)
+        node = next((node for nodes in self.handles for node in nodes if None in node.outs), None)
         if node is None:
             return f"{self.name} has no unfinished instruction but did not reach the end of the step"
         while node.pending:  # what it waits for is stuck first
-            node = next(source[0] for source in node.sources if source is not None and source[0].outs is None)
+            node = next(source[0] for source in node.sources if source is not None and source[0].outs[source[1]] is None)
         local = node.row.local if isinstance(node, Op) else node.segment.rows[0].local
         call = self.program.calls[node.call]
         i = self.program.blocks[call.block].instructions[local]
@@ -427,7 +515,8 @@ class Engine:
         self.contention = contention
         self.synchronous = synchronous
         self.cores = cores
-        self.shared = contention.active or cores is not None
+        self.shared = (contention.active and not contention.one_way) or cores is not None
+        self.windowed = contention.one_way and not self.shared
         self.periods = periods
         self.ranks: list[RankFlight] = []
         self.channels: dict[tuple[object, str], Channel] = {}

@@ -8,8 +8,9 @@ taken relative to the start of its first instruction, which is the latest of tha
 2. *Recurrence.* Otherwise each member starts at the latest of its issue, its stream and its waits. Results are kept by
    relative input, and a steady pipeline asks for the same few again and again.
 
-Where streams slow each other, the members are flown by the event engine on a clock of their own instead of the recurrence
-(`simulator.sharing`), with the same arithmetic, so times are equal to the picosecond.
+Where communication slows compute, the recurrence also asks which communications run beside each compute member, inside
+and outside the segment. Where streams slow each other both ways, the members are flown as activities on a clock of their
+own (`simulator.sharing`). The arithmetic is the same as for single instructions, so times are equal to the picosecond.
 """
 
 from __future__ import annotations
@@ -20,26 +21,27 @@ from dataclasses import dataclass
 from simulator.breakdown import HOST
 from simulator.clock import FLOOR, Clock
 from simulator.costs import COMPUTE_STREAM, Row
-from simulator.sharing import Activity, Contention, Device, Site
+from simulator.sharing import Activity, Contention, Device, Site, Window, slowed_end
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Times of a segment relative to the start of its first member, in picoseconds. `account` is (class, time) of compute and of the
-    gaps inside; `gaps` are (input, from, to) charged to whoever stands behind that input."""
+    gaps inside; `gaps` are (input, from, to) charged to whoever stands behind that input; `tails` are windows that outlast it."""
 
     starts: tuple[int, ...]
     ends: tuple[int, ...]
     outs: tuple[int, ...]
     account: tuple[tuple[int, int], ...]
     gaps: tuple[tuple[int, int, int], ...]
+    tails: tuple[Window, ...]
 
 
 class Merge:
     """The members of a segment with their sources resolved to members (>= 0) and inputs (-1 - input)."""
 
     __slots__ = (
-        "closed", "contention", "entry", "host_slack", "issued", "memo", "others", "outputs", "reference", "rows", "slack", "sources", "width",
+        "closed", "contention", "entry", "host_slack", "issued", "memo", "order", "others", "outputs", "reference", "rows", "slack", "sources", "width",
     )  # fmt: skip
 
     def __init__(
@@ -55,7 +57,8 @@ class Merge:
         ends = {row.stream: index for index, row in enumerate(rows)}
         self.outputs = (*(ends[stream] for stream in streams), *(place[local] for local in watched))
         self.others = tuple(index for index, stream in enumerate(streams) if stream != COMPUTE_STREAM)
-        self.memo: dict[tuple[int, ...], Outcome] = {}
+        self.memo: dict[tuple[tuple[int, ...], tuple[Window, ...]], Outcome] = {}
+        self.order = _communications_first(rows, self.sources) if contention.one_way else []
         self.host_slack = 0
         self.slack = [-FLOOR] * self.width
         self.closed = self._closed()
@@ -85,27 +88,29 @@ class Merge:
                     self.slack[-1 - source] = min(self.slack[-1 - source], starts[index])
         return self._outcome(FLOOR, nothing, starts, ends)
 
-    def fly(self, host: int, inputs: Sequence[int]) -> tuple[int, Outcome]:
-        """(start of the first member, outcome) for a host that reaches the segment at `host` and inputs in order."""
+    def fly(self, host: int, inputs: Sequence[int], windows: Sequence[Window] = ()) -> tuple[int, Outcome]:
+        """(start of the first member, outcome) for a host that reaches the segment at `host`, inputs in order, and windows in which
+        communications outside slow compute."""
         first = host + self.issued[0]
         for index in self.entry:
             if inputs[index] > first:
                 first = inputs[index]
-        if host - first <= self.host_slack:
+        if host - first <= self.host_slack and not windows:
             for time, slack in zip(inputs, self.slack, strict=True):
                 if time - first > slack:
                     break
             else:
                 return first, self.reference
-        return first, self._held_back(first, host, inputs)
+        return first, self._held_back(first, host, inputs, windows)
 
-    def _held_back(self, first: int, host: int, inputs: Sequence[int]) -> Outcome:
+    def _held_back(self, first: int, host: int, inputs: Sequence[int], windows: Sequence[Window]) -> Outcome:
         apart = [host - first, *(FLOOR if time == FLOOR else time - first for time in inputs)]
         key = tuple(map(max, apart, self._floors()))
-        known = self.memo.get(key)
+        around = tuple(sorted((max(0, begin - first), end - first, f) for begin, end, f in windows if end > first))
+        known = self.memo.get((key, around))
         if known is None:
-            starts, ends = self._times(key[0], key[1:])
-            known = self.memo[key] = self._outcome(key[0], key[1:], starts, ends)
+            starts, ends = self._times(key[0], key[1:], around)
+            known = self.memo[key, around] = self._outcome(key[0], key[1:], starts, ends)
         return known
 
     def _floors(self) -> tuple[int, ...]:
@@ -115,8 +120,32 @@ class Merge:
             return (-self.issued[-1], *(0 for _ in range(self.width)))
         return self.host_slack, *self.slack
 
-    def _times(self, host: int, inputs: Sequence[int]) -> tuple[list[int], list[int]]:
+    def _times(self, host: int, inputs: Sequence[int], windows: Sequence[Window] = ()) -> tuple[list[int], list[int]]:
+        if self.contention.one_way:
+            return self._slowed(host, inputs, windows)
         return self._shared(host, inputs) if self.contention.active else self._recurrence(host, inputs)
+
+    def _slowed(self, host: int, inputs: Sequence[int], windows: Sequence[Window]) -> tuple[list[int], list[int]]:
+        """Starts and ends when communications, outside and inside, slow compute and nothing slows them."""
+        starts, ends = [0] * len(self.rows), [0] * len(self.rows)
+        around = list(windows)
+        for index in self.order:
+            time = host + self.issued[index] if index else 0
+            for source in self.sources[index] if index else ():
+                bound = ends[source] if source >= 0 else inputs[-1 - source]
+                if bound > time:
+                    time = bound
+            row = self.rows[index]
+            starts[index] = time
+            if row.stream == COMPUTE_STREAM:
+                around = [window for window in around if window[1] > time]
+                ends[index] = slowed_end(time, row.work_ps, around) if around else time + row.work_ps
+                continue
+            ends[index] = time + row.work_ps
+            factor = self.contention.compute[row.stream]
+            if factor != 1.0 and row.work_ps:
+                around.append((time, ends[index], factor))
+        return starts, ends
 
     def _recurrence(self, host: int, inputs: Sequence[int]) -> tuple[list[int], list[int]]:
         """Starts and ends when nothing slows anything; the first member starts at 0 by definition."""
@@ -149,7 +178,15 @@ class Merge:
             account[row.work] = account.get(row.work, 0) + ends[index] - starts[index]
             front = ends[index]
         outs = tuple(ends[index] for index in self.outputs)
-        return Outcome(tuple(starts), tuple(ends), outs, tuple(account.items()), tuple(gaps))
+        return Outcome(tuple(starts), tuple(ends), outs, tuple(account.items()), tuple(gaps), self._tails(starts, ends, front))
+
+    def _tails(self, starts: list[int], ends: list[int], front: int) -> tuple[Window, ...]:
+        """Windows of communications that outlast the segment's compute."""
+        if not self.contention.one_way:
+            return ()
+        factors = self.contention.compute
+        rows = zip(self.rows, starts, ends, strict=True)
+        return tuple((s, e, factors[row.stream]) for row, s, e in rows if e > max(front, s) and factors[row.stream] != 1.0)
 
     def _charge(
         self,
@@ -238,6 +275,27 @@ def _sources(rows: tuple[Row, ...], streams: tuple[int, ...], external: tuple[in
         found.append((tail[row.stream], *waits))
         tail[row.stream] = index
     return found
+
+
+def _communications_first(rows: tuple[Row, ...], sources: list[tuple[int, ...]]) -> list[int]:
+    """Members in an order in which each communication comes as soon as its sources have come: whatever may run beside a compute
+    member is then timed before it."""
+    pending = [sum(source >= 0 for source in of_row) for of_row in sources]
+    followers: list[list[int]] = [[] for _ in rows]
+    for index, of_row in enumerate(sources):
+        for source in of_row:
+            if source >= 0:
+                followers[source].append(index)
+    order: list[int] = []
+    computes, others = [0], list[int]()
+    while others or computes:
+        index = others.pop() if others else computes.pop()
+        order.append(index)
+        for follower in followers[index]:
+            pending[follower] -= 1
+            if not pending[follower]:
+                (computes if rows[follower].stream == COMPUTE_STREAM else others).append(follower)
+    return order
 
 
 def _running_sum(values: list[int]) -> tuple[int, ...]:

@@ -5,18 +5,24 @@ device or node changes, the factors are found again, the work done so far is set
 the older end event carries an older version and is ignored.
 
 Two causes, both from the profile: measured contention between streams of one device, and processor sharing of a CPU
-node's cores among computing ranks and communicating threads.
+node's cores among computing ranks and communicating threads. Beside several streams the largest factor counts: factors
+are measured pair by pair.
+
+Where contention slows compute alone (`Contention.one_way`, the usual profile) there is no need for activities: a
+communication's window on its device is known as soon as it starts, and `slowed_end` says when compute ends among windows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from calibration.profile import Profile
 from plan.program import STREAMS
 from simulator.clock import Clock
 
+COMPUTE = STREAMS.index("compute")
+TRANSFER = "transfer"
 HOST = len(STREAMS)  # the host stream of a synchronous device, after the program's own streams
 
 
@@ -26,19 +32,46 @@ def millicores(cores: float) -> int:
 
 
 class Contention:
-    """Slow-down factors between streams of a device. `active` is False when every factor is 1."""
+    """Slow-down factors between streams of a device: `factors[slow][beside]`.
+
+    `active`: any factor is not 1. `one_way`: only compute is slowed, so that communications keep their durations.
+    """
 
     def __init__(self, factors: list[list[float]]) -> None:
         self.factors = factors
-        self.coupled = [[a != b and (f[b] != 1.0 or factors[b][a] != 1.0) for b in range(len(f))] for a, f in enumerate(factors)]
+        self.compute = factors[COMPUTE]
+        width = range(len(factors))
+        self.coupled = [[a != b and (factors[a][b] != 1.0 or factors[b][a] != 1.0) for b in width] for a in width]
         self.active = any(any(row) for row in self.coupled)
+        others = (factor for stream, row in enumerate(factors) if stream != COMPUTE for factor in row)
+        self.one_way = self.active and all(factor == 1.0 for factor in others)
 
     @staticmethod
     def of(profile: Profile) -> Contention:
-        """What the profile measured (1 on the diagonal: one stream runs one thing at a time)."""
-        width = range(HOST + 1)
-        names = (*STREAMS, "host")
-        return Contention([[1.0 if a == b else profile.contention(names[a], names[b]) for b in width] for a in width])
+        """What the profile measured (1 on the diagonal: one stream runs one thing at a time).
+
+        Point-to-point streams go by the name `transfer`: what was measured beside collectives, which reduce on the
+        device, says nothing about a transfer.
+        """
+        names = [TRANSFER if name.startswith(("send", "recv")) else name for name in (*STREAMS, "host")]
+        pairs = [[(a, b) for b in names] for a in names]
+        return Contention([[1.0 if i == j else profile.contention(*pair) for j, pair in enumerate(row)] for i, row in enumerate(pairs)])
+
+
+Window = tuple[int, int, float]  # from, until, slow-down of compute
+
+
+def slowed_end(start: int, work: int, windows: Sequence[Window]) -> int:
+    """When `work` picoseconds begun at `start` end, if it is slowed inside windows (by the largest factor where they overlap)."""
+    cuts = sorted({edge for begin, end, _ in windows for edge in (begin, end) if edge > start})
+    time, left = start, float(work)
+    for cut in cuts:
+        factor = max((f for begin, end, f in windows if begin <= time < end), default=1.0)
+        if left * factor <= cut - time:
+            return time + round(left * factor)
+        left -= (cut - time) / factor
+        time = cut
+    return time + round(left)
 
 
 class Node:
@@ -84,11 +117,8 @@ class Device:
 
     def factor(self, activity: Activity, site: Site) -> float:
         """Slow-down of work at `site` by what else is active."""
-        factor = 1.0
         row = self.contention.factors[site.stream]
-        for other, at in self.active:
-            if other is not activity:
-                factor *= row[at.stream]
+        factor = max((row[at.stream] for other, at in self.active if other is not activity), default=1.0)
         return factor if self.node is None else factor * self.node.factor(site.own, site.busy)
 
 

@@ -58,8 +58,9 @@ def call_times(rank: RankFlight, call: int) -> Iterator[Times]:
     """Times of a call's instructions in the last period, in order."""
     for node in rank.handles[call]:
         if isinstance(node, Op):
-            assert node.outs is not None
-            yield node.issued, node.start, node.outs[0]
+            end = node.outs[0]
+            assert end is not None
+            yield node.issued, node.start, end
             continue
         yield from _members(node)
 

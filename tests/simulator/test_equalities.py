@@ -30,9 +30,14 @@ PROFILES = {
     "device-bound": FakeProfile(issue_s=1e-8),
     "host-bound": FakeProfile(issue_s=4e-4),
     "between": FakeProfile(issue_s=2e-5),
-    "contention": FakeProfile(factors={("compute", "tp"): 1.25, ("tp", "compute"): 1.1, ("compute", "dp"): 1.4, ("dp", "compute"): 1.2}),
-    "contention-pipeline": FakeProfile(
-        issue_s=2e-6, factors={("compute", "send_fwd"): 1.3, ("recv_bwd", "compute"): 1.2, ("tp", "send_bwd"): 2.0, ("compute", "tp"): 1.5}
+    "one-way": FakeProfile(issue_s=2e-6, factors={("compute", "tp"): 1.25, ("compute", "dp"): 1.4}),
+    "one-way-transfers": FakeProfile(issue_s=2e-5, factors={("compute", "tp"): 1.25, ("compute", "transfer"): 1.5}),
+    "both-ways": FakeProfile(
+        factors={("compute", "tp"): 1.25, ("tp", "compute"): 1.1, ("compute", "dp"): 1.4, ("dp", "compute"): 1.2}
+    ),
+    "all-ways": FakeProfile(
+        issue_s=2e-6,
+        factors={("compute", "transfer"): 1.3, ("transfer", "compute"): 1.2, ("tp", "transfer"): 2.0, ("compute", "tp"): 1.5},
     ),
 }
 
