@@ -1,7 +1,7 @@
 """Process groups: one communicator for each (role, channel) a rank's program communicates on.
 
 Streams never share a communicator, so what runs on one stream is ordered on its communicators by host order alone. Members find their
-communicator by (members, channel); all ranks make all of them in the same order. Collectives are called on the process group
+communicator by (members, role, channel); all ranks make all of them in the same order. Collectives are called on the process group
 itself, which skips the module's wrappers and returns the work to be waited for.
 """
 
@@ -18,11 +18,11 @@ from plan.errors import InputError
 from plan.program import Comm, Instruction, StepProgram, expand
 
 Tensor = torch.Tensor
-Key = tuple[tuple[int, ...], str]
+Key = tuple[tuple[int, ...], str, str]  # members, role, channel
 
 
 class Communicators:
-    """Process groups by (members, channel), made once and kept; `wait_s` bounds every operation."""
+    """Process groups by (members, role, channel), made once and kept; `wait_s` bounds every operation."""
 
     def __init__(self, backend: str, wait_s: float) -> None:
         self.backend, self.wait_s = backend, wait_s
@@ -34,7 +34,7 @@ class Communicators:
         for role, channel in channels(program):
             for group in program.groups[role]:
                 if len(group.ranks) > 1:
-                    made = self._group((group.ranks, channel))
+                    made = self._group((group.ranks, role, channel))
                     if rank in group.ranks:
                         mine[role, channel] = made
         return mine

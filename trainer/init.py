@@ -42,7 +42,7 @@ def _fill_master(storage: Storage, param: Param, first: int, drawn: Tensor, dp: 
     share, begin = share_of(bucket, dp), param.offset + first
     low, high = max(begin, share.start), min(begin + drawn.numel(), share.stop)
     if low < high:
-        storage.tensor(bucket.master_buffer)[low - share.start : high - share.start].copy_(drawn.view(-1)[low - begin : high - begin])
+        storage.tensor(bucket.master_buffer)[low - share.start : high - share.start].copy_(drawn.reshape(-1)[low - begin : high - begin])
 
 
 def shard(param: Param, model: Model, seed: int, tp: int) -> Iterator[tuple[slice, np.ndarray]]:

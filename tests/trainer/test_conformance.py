@@ -1,0 +1,91 @@
+"""What a rank does is what its program says: every collective, every product, every byte it keeps, and nothing besides."""
+
+from typing import Any
+
+import pytest
+
+from plan.compile import compile_run
+from plan.program import RankProgram, expand, resolve_buffer
+from tests.trainer.pool import Pool
+from tests.trainer.ranks import GPT, LLAMA, make_run
+from tests.trainer.watching import Observed, observe
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "dp2": {"data_parallel": 2, "communication": {"bucket_mb": 0.02}},
+    "tp2": {"tensor_parallel": 2, "sequence_parallel": False},
+    "tp2-sp": {"tensor_parallel": 2, "sequence_parallel": True},
+    "pp2": {"pipeline_parallel": 2},
+    "tp2-pp2": {"tensor_parallel": 2, "pipeline_parallel": 2},
+    "zero1-dp2-pp2": {"data_parallel": 2, "pipeline_parallel": 2, "zero_stage": 1},
+    "interleaved": {"pipeline_parallel": 2, "schedule": "interleaved-1f1b", "virtual_pipeline": 2},
+    "recompute": {"tensor_parallel": 2, "sequence_parallel": True, "recompute": "selective"},
+}
+
+
+@pytest.mark.parametrize("model", [LLAMA, GPT], ids=["llama", "gpt"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_step_does_exactly_what_its_program_says(pool: Pool, layout: str, model: dict[str, Any], precision: str) -> None:
+    if precision == "bf16" and layout not in ("tp2-sp", "zero1-dp2-pp2"):
+        pytest.skip("the other layouts differ from fp32 in the element size alone")
+    run = make_run(model, LAYOUTS[layout] | {"precision": precision})
+    program = compile_run(run)
+    for rank, answer in enumerate(pool.run(observe, run)[: run.plan.world]):
+        observed, groups = answer
+        mine = program.classes[program.class_of[rank]]
+        _hold_communications(observed, groups, mine)
+        _hold_products(observed, mine)
+        assert observed.wrong_results == []
+        assert observed.peak_bytes == _peak_bytes(mine)
+
+
+def _hold_communications(observed: Observed, groups: dict[str, tuple[str, str]], program: RankProgram) -> None:
+    """Per communicator and direction: the same (instruction, op, bytes, dtype), in order, and none outside an instruction."""
+    done: dict[tuple[str, ...], list[tuple[Any, ...]]] = {}
+    for c in observed.communications:
+        assert c.instruction is not None, f"{c} happened outside every instruction"
+        direction = c.op if c.op in ("send", "recv") else ""
+        done.setdefault((*groups[c.group], direction), []).append((c.instruction, c.op, c.bytes, c.dtype))
+    told: dict[tuple[str, ...], list[tuple[Any, ...]]] = {}
+    for placed in expand(program):
+        comm = placed.instruction.comm
+        if comm is not None:
+            role = "pp_next" if comm.role == "pp_prev" else comm.role
+            direction = comm.op if comm.op in ("send", "recv") else ""
+            told.setdefault((role, comm.channel, direction), []).append((placed.id, comm.op, comm.bytes, comm.dtype))
+    assert done == told
+
+
+def _hold_products(observed: Observed, program: RankProgram) -> None:
+    told = {}
+    for placed in expand(program):
+        shapes = [c.shape for c in placed.instruction.body if c.op in ("gemm", "bmm") for _ in range(c.count)]
+        if shapes:
+            told[placed.id] = shapes
+    assert observed.products == told
+
+
+def _peak_bytes(program: RankProgram) -> int:
+    """Highest sum of resident and allocated bytes, in host order."""
+    live = peak = program.resident_bytes
+    alive: set[tuple[int, int]] = set()
+    for placed in expand(program):
+        for ref in placed.instruction.writes:
+            owner = resolve_buffer(program, placed.call, ref)
+            if owner[0] < 0 or owner in alive:
+                continue
+            buffer = program.blocks[program.calls[owner[0]].block].buffers[owner[1]]
+            if buffer.slot is None and buffer.base is None:
+                alive.add(owner)
+                live += buffer.bytes
+                peak = max(peak, live)
+        for ref in placed.instruction.frees:
+            try:
+                owner = resolve_buffer(program, placed.call, ref)
+            except KeyError:  # the port of a send that never happened
+                continue
+            if owner in alive:
+                alive.remove(owner)
+                live -= program.blocks[program.calls[owner[0]].block].buffers[owner[1]].bytes
+    assert not alive
+    return peak
