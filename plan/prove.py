@@ -37,9 +37,14 @@ def prove(program: StepProgram, skip: bool = True) -> None:
     """Raises ProofError when the program must not fly. `skip=False` steps through every call of a steady state too."""
     prove_complete(program)
     prove_order(program)
+    prove_storage(program, skip)
+
+
+def prove_storage(program: StepProgram, skip: bool = True) -> None:
+    """The proofs race, memory and close, and that nothing inside a class waits for what is issued later."""
     library = _Library()
     for number, stage in enumerate(program.classes):
-        _prove_storage(stage, number, library, skip)
+        _prove_class(stage, number, library, skip)
 
 
 class _Library:
@@ -51,12 +56,13 @@ class _Library:
         self.layouts: dict[tuple[tuple[int, tuple[Place, ...]], ...], int] = {}
 
 
-def _prove_storage(stage: RankProgram, class_: int, library: _Library, skip: bool) -> None:
+def _prove_class(stage: RankProgram, class_: int, library: _Library, skip: bool) -> None:
     atoms = Atoms(stage)
     layout = library.layouts.setdefault(atoms.layout, len(library.layouts))
     numbers = [_number(stage, class_, block, atoms, (library, layout)) for block in range(len(stage.blocks))]
     shapes = [library.shapes[number] for number in numbers]
     slots = [slot_names(block) for block in stage.blocks]
+    _prove_slots(stage, class_)
     text = text_of(stage, numbers)
     ports = Ports(stage, class_, shapes, atoms, text)
     run = find_run(stage, text, slots) if skip else None
@@ -82,3 +88,18 @@ def _number(stage: RankProgram, class_: int, block: int, atoms: Atoms, shelf: tu
         library.numbers[key] = len(library.shapes)
         library.shapes.append(shape)
     return library.numbers[key]
+
+
+def _prove_slots(stage: RankProgram, class_: int) -> None:
+    """Every slot is a rank-wide buffer large enough for each of its tenants."""
+    sizes = {buffer.slot: buffer.bytes for buffer in stage.buffers if buffer.slot is not None}
+    for number, block in enumerate(stage.blocks):
+        imported = {port.buffer for port in block.ports_in}
+        for ref, buffer in enumerate(block.buffers):
+            if buffer.slot is None or ref in imported or buffer.bytes <= sizes.get(buffer.slot, -1):
+                continue
+            held = f"holds {sizes[buffer.slot]} bytes" if buffer.slot in sizes else "is no rank-wide buffer"
+            call = next((c for c, placed in enumerate(stage.calls) if placed.block == number), None)
+            users = [k for k, i in enumerate(block.instructions) if ref in (*i.reads, *i.writes)][:1]
+            named = [] if call is None else [name(stage, class_, call, local) for local in users]
+            raise ProofError("memory", f"{buffer.what} needs {buffer.bytes} bytes; slot {buffer.slot} {held}", named)

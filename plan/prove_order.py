@@ -149,9 +149,11 @@ def _transfer_difference(a: Entry, b: Entry) -> str:
         return f"a {x.op} meets a {y.op}"
     if x.bytes != y.bytes or x.dtype != y.dtype:
         return f"{x.bytes} bytes of {x.dtype} meet {y.bytes} bytes of {y.dtype}"
+    if x.op == "exchange":  # each side is named after what it sends: opposite directions, different micro-batches
+        return "" if a.phase != b.phase else f"two exchanges of phase {a.phase} meet: both send the same way"
     if a.micro != b.micro:
         return f"micro-batch {a.micro} meets micro-batch {b.micro}"
-    if x.op != "exchange" and b.unit - a.unit != 1:
+    if b.unit - a.unit != 1:
         return f"the edge behind unit {a.unit} meets the edge before unit {b.unit}"
     return ""
 

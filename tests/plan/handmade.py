@@ -147,7 +147,9 @@ def assemble(
     name = ("embed", "head")[stage] + ".weight"
     param = Param(name, (8, 8), (8, 8), None, "fp32", 0, 0, "normal:0.02")
     bucket = Bucket(0, 128, 128, "replicated", 1.0, 0, 1, 0, 2, 2, 1)
-    return RankProgram(stage, blocks, tuple(calls), RESIDENT, (param,), (bucket,))
+    ring = "bwd" if stage == 0 else "fwd"
+    slots = tuple(act(f"{ring}.{k}", f"{ring}.{k}") for k in (0, 1))
+    return RankProgram(stage, blocks, tuple(calls), (*RESIDENT, *slots), (param,), (bucket,))
 
 
 def tiny_program() -> StepProgram:

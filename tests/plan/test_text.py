@@ -33,7 +33,7 @@ def test_the_header_says_who_runs_it_and_what_it_holds() -> None:
     )
     assert header[1] == "# groups: dp 2,3 · pp_next 1,3 · pp_prev 1,3"
     assert "# block B: 2 instructions x 2 calls, leaves 0 B, peaks at 128 B" in header
-    assert "# resident 1.5 KiB: grad 512 B · optim 512 B · weight 512 B" in header
+    assert "# resident 1.8 KiB: comm 256 B · grad 512 B · optim 512 B · weight 512 B" in header
     assert header[-1] == "# rule pipeline: separate"
 
 
