@@ -17,7 +17,13 @@ from windtunnel.validation.published import Published
 
 MemoryKind = Literal["allocated", "reserved", "device"]
 
-GPT: Mapping[str, Any] = {"activation": "gelu", "norm": "layernorm", "positions": "learned", "bias": True, "tied_embeddings": True}
+GPT: Mapping[str, Any] = {
+    "activation": "gelu",
+    "norm": "layernorm",
+    "positions": "learned",
+    "bias": True,
+    "tied_embeddings": True,
+}
 BLOOM: Mapping[str, Any] = {**GPT, "positions": "alibi", "embedding_norm": True}
 LLAMA: Mapping[str, Any] = {"activation": "swiglu", "norm": "rmsnorm", "positions": "rotary", "bias": False}
 MPT: Mapping[str, Any] = {**GPT, "positions": "alibi", "bias": False}
@@ -31,7 +37,8 @@ class Convention:
     """How a source's rows are read. `matches`: the `file` column and how ids begin.
 
     `cluster` overrides keys of the node type that the row's `gpu` column names. `memory`: what the printed figure counts (live tensors, what the allocator holds, or the whole device), in units of
-    `memory_unit_bytes`. `presumed[column]` = (value, why) fills an empty cell.
+    `memory_unit_bytes`. `presumed[column]` = (value, why) fills an empty cell. `anomalous[id]` = why
+    no model of healthy hardware can be held to that row: scores are given with and without them.
     """
 
     name: str
@@ -40,6 +47,7 @@ class Convention:
     plan: Mapping[str, Any]
     cluster: Mapping[str, Any] = field(default_factory=dict)
     presumed: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    anomalous: Mapping[str, str] = field(default_factory=dict)
     memory: MemoryKind = "device"
     memory_unit_bytes: float = 2.0**30
     why: str = ""
@@ -84,6 +92,11 @@ CONVENTIONS: tuple[Convention, ...] = (
             "precision": ("fp16", "Megatron's usual precision on A100 then; bf16 costs the same"),
             "zero_stage_or_sharding": ("none", "not stated; one all-reduce of all gradients, no bucketing"),
         },
+        anomalous={
+            "vtrain-multi-3.6b-g64-tp8-dp8-pp1-mb64": "twice the time of its neighbour with half the micro-batch",
+            "vtrain-multi-3.6b-g64-tp8-dp8-pp1-mb2": "1.6 times the time of its neighbour, at equal work",
+            "vtrain-multi-3.6b-g64-tp4-dp16-pp1-mb2": "1.3 times the time of its neighbour, at equal work",
+        },
         why="8 GPUs and 4 × 200 Gb/s NICs a node; its validation configurations switch gradient bucketing off.",
     ),
     Convention(
@@ -113,7 +126,12 @@ CONVENTIONS: tuple[Convention, ...] = (
         name="nanotron",
         matches=("nanotron_playbook", ""),
         family=LLAMA,
-        plan={"implementation": "windtunnel", "attention": "flash", "communication": {"overlap": True}},
+        plan={
+            "implementation": "windtunnel",
+            "attention": "flash",
+            "kernels": "eager",
+            "communication": {"overlap": True},
+        },
         presumed={
             "recompute": ("none", "the framework's default"),
             "sp": ("yes", "TP mode not printed; reduce-scatter mode is the benchmark script's default"),
@@ -137,9 +155,7 @@ CONVENTIONS: tuple[Convention, ...] = (
         why="FSDP2.",
     ),
     Convention(name="fms-fsdp", matches=("ibm_fms_fsdp", ""), family=LLAMA, plan=FSDP, why="FSDP1."),
-    Convention(
-        name="llm-foundry", matches=("llm_foundry", ""), family=MPT, plan=FSDP, why="Composer on FSDP1."
-    ),
+    Convention(name="llm-foundry", matches=("llm_foundry", ""), family=MPT, plan=FSDP, why="Composer on FSDP1."),
 )
 
 

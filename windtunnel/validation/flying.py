@@ -86,7 +86,9 @@ def _program(model: Model, plan: Plan) -> StepProgram:
 
 def shorter(run: Run) -> tuple[Run, Run] | None:
     """The run with fewer micro-batches, twice, when flying both is cheaper than flying it whole."""
-    few, more = (max(per_stage * run.plan.pipeline_parallel, least) for per_stage, least in zip(STEADY, FEWEST, strict=True))
+    few, more = (
+        max(per_stage * run.plan.pipeline_parallel, least) for per_stage, least in zip(STEADY, FEWEST, strict=True)
+    )
     if run.plan.virtual_pipeline > 1:  # interleaving takes micro-batches in whole groups
         group = run.plan.microbatch_group
         few, more = (-(-number // group) * group for number in (few, more))

@@ -22,7 +22,19 @@ from plan.run import Run, load
 from windtunnel.validation.conventions import Convention, convention
 from windtunnel.validation.published import Published
 
-NEEDED = ("layers", "hidden", "heads", "vocab", "seq_len", "n_gpus", "tp", "pp", "micro_batch", "precision", "recompute")
+NEEDED = (
+    "layers",
+    "hidden",
+    "heads",
+    "vocab",
+    "seq_len",
+    "n_gpus",
+    "tp",
+    "pp",
+    "micro_batch",
+    "precision",
+    "recompute",
+)
 PRECISIONS = {"fp16": "fp16", "bf16": "bf16", "amp_bf16": "bf16", "fp8": "fp8", "float8 linear": "fp8", "fp32": "fp32"}
 RECOMPUTES = ("none", "selective", "full")
 SHARDINGS = (

@@ -1,0 +1,82 @@
+"""The scoreboard as people read it: one line a source, then what was left out and why, then the worst rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reports.tables import gib, percent, render, seconds, spaced, table
+from windtunnel.validation.score import Errors, RowScore, Scoreboard, SourceScore
+
+COLUMNS = ("source", "scored", "mean |e|", "median |e|", "bias", "worst", "rank r", "inside", "mem |e|", "mem bias")
+
+
+def text(board: Scoreboard, width: int = 100, worst: int = 10, rows: bool = False) -> str:
+    """The whole scoreboard; `worst` rows named, or with `rows` every one."""
+    scored = [source for source in board.sources if source.scored]
+    parts: list[object] = [
+        "Step time and memory, forecast against published measurements; e = (forecast − measured) / measured"
+    ]
+    parts.append(
+        table("", COLUMNS, [line for source in scored for line in _lines(source)]) if scored else "no row scored"
+    )
+    parts.append(_profiles(board))
+    left_out = [(source.source, why.reason, str(why.rows)) for source in board.sources for why in source.unscored]
+    if left_out:
+        parts.append(table("Rows not scored", ("source", "why", "rows"), left_out, left=2))
+    presumed = [(source.source, note) for source in scored for note in source.presumed]
+    if presumed:
+        parts.append(table("Presumed, where a source does not say", ("source", "what"), presumed, left=2))
+    shown = list(board.rows) if rows else _worst(board.rows, worst)
+    if shown:
+        parts.append(_rows("Rows" if rows else "Worst rows", shown))
+    return render(spaced(parts), width)  # type: ignore[arg-type]
+
+
+def _lines(source: SourceScore) -> list[Sequence[str]]:
+    lines = [_line(source.source, f"{source.scored}/{source.rows}", source.step_time, source.memory)]
+    if source.step_time_ordinary is not None and source.step_time is not None:
+        fewer = source.step_time.rows - source.step_time_ordinary.rows
+        lines.append(_line(f"  without {fewer} anomalous", "", source.step_time_ordinary, None))
+    return lines
+
+
+def _line(name: str, scored: str, time: Errors | None, memory: Errors | None) -> Sequence[str]:
+    cells = ["-"] * 6 if time is None else [
+        percent(time.mean_absolute), percent(time.median_absolute), percent(time.bias, True), percent(time.worst, True),
+        "-" if time.rank_correlation is None else f"{time.rank_correlation:.2f}", percent(time.inside_interval),
+    ]  # fmt: skip
+    sizes = ["-"] * 2 if memory is None else [percent(memory.mean_absolute), percent(memory.bias, True)]
+    return [name, scored, *cells, *sizes]
+
+
+def _profiles(board: Scoreboard) -> str:
+    sentences = []
+    for used in board.profiles:
+        fitted = (
+            f"fitted on {len(used.calibrated_on)} of these rows"
+            if used.calibrated_on
+            else "fitted on none of these rows"
+        )
+        sentences.append(f"profile {used.profile}: {used.free_parameters} free parameters, {fitted}")
+    return "\n".join(sentences)
+
+
+def _worst(rows: Sequence[RowScore], number: int) -> list[RowScore]:
+    timed = [row for row in rows if row.step_time_error is not None]
+    return sorted(timed, key=lambda row: -abs(row.step_time_error or 0.0))[:number]
+
+
+def _rows(title: str, rows: Sequence[RowScore]) -> object:
+    return table(title, ("row", "measured", "forecast", "e", "memory", "forecast", "e"), [_row(row) for row in rows])
+
+
+def _row(row: RowScore) -> Sequence[str]:
+    return [
+        row.id + (" (anomalous)" if row.anomalous else ""),
+        seconds(row.measured_step_time_s),
+        seconds(row.predicted_step_time_s),
+        percent(row.step_time_error, True),
+        "-" if row.measured_memory_gib is None else gib(row.measured_memory_gib),
+        gib(row.predicted_memory_gib),
+        percent(row.memory_error, True),
+    ]
