@@ -14,7 +14,7 @@ other both ways, merging is exact only if nothing outside can run beside a segme
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from plan.program import Block, Instruction, RankProgram
@@ -41,18 +41,18 @@ class Segment:
 @dataclass(slots=True)
 class Cut:
     """A block cut into segments. `where[local id]` = (segment, output) for ids waited for from outside their segment;
-    `ports` the same for out-ports."""
+    `ports` the same for the out-ports somebody waits for."""
 
     segments: tuple[Segment, ...]
     where: dict[int, tuple[int, int]] = field(default_factory=dict)
-    ports: tuple[tuple[int, int], ...] = ()
+    ports: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
-def cut(block: Block, rows: tuple[Row, ...], merge: bool, contention: Contention) -> Cut:
-    """Cut a block; `merge` False leaves every instruction single."""
+def cut(block: Block, rows: tuple[Row, ...], merge: bool, contention: Contention, ports: Collection[int]) -> Cut:
+    """Cut a block; `merge` False leaves every instruction single. `ports`: the out-ports somebody waits for."""
     stretches = _stretches(rows) if merge else [[row] for row in rows]
     home = {row.local: number for number, stretch in enumerate(stretches) for row in stretch}
-    watched: dict[int, None] = dict.fromkeys(port.instruction for port in block.ports_out)
+    watched: dict[int, None] = dict.fromkeys(block.ports_out[port].instruction for port in ports)
     for row in rows:
         watched.update((w, None) for w in row.waits if w >= 0 and home[w] != home[row.local])
     where: dict[int, tuple[int, int]] = {}
@@ -62,11 +62,23 @@ def cut(block: Block, rows: tuple[Row, ...], merge: bool, contention: Contention
         if len(stretch) > 1:
             segment.merge = Merge(segment.rows, segment.streams, segment.external, segment.watched, contention)
             if contention.active and not contention.one_way and not segment.merge.closed:
-                return cut(block, rows, False, contention)
+                return cut(block, rows, False, contention, ports)
         for output, local in enumerate((*_last(segment), *segment.watched)):
             where[local] = (number, output)
         segments.append(segment)
-    return Cut(tuple(segments), where, tuple(where[port.instruction] for port in block.ports_out))
+    return Cut(tuple(segments), where, {port: where[block.ports_out[port].instruction] for port in ports})
+
+
+def waited_ports(program: RankProgram) -> list[set[int]]:
+    """For each block the out-ports that some instruction waits for (the others only hand over buffers)."""
+    waited = [{-1 - w for i in block.instructions for w in i.waits if w < 0} for block in program.blocks]
+    found: list[set[int]] = [set() for _ in program.blocks]
+    for call in program.calls:
+        for port in waited[call.block]:
+            source, output = call.bindings[port]
+            if source >= 0:
+                found[program.calls[source].block].add(output)
+    return found
 
 
 def _stretches(rows: Sequence[Row]) -> list[list[Row]]:

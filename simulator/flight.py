@@ -21,7 +21,7 @@ from plan.run import Run
 from plan.timeline import Timeline
 from simulator.breakdown import CLASSES, fractions
 from simulator.clock import seconds
-from simulator.coarsen import Cut, cut, fine_calls
+from simulator.coarsen import Cut, cut, fine_calls, waited_ports
 from simulator.costs import Pricer
 from simulator.engine import Engine, RankFlight
 from simulator.fold import Colour, fold
@@ -175,13 +175,14 @@ class _Cutter:
         rows = [pricer.block(block) for block in stage.blocks]
         closing = stage.calls[boundary[0]].block
         merge = [self.coarse and index != closing for index in range(len(stage.blocks))]
-        cuts = [cut(block, rows[i], merge[i], self.contention) for i, block in enumerate(stage.blocks)]
+        ports = waited_ports(stage)
+        cuts = [cut(block, rows[i], merge[i], self.contention, ports[i]) for i, block in enumerate(stage.blocks)]
         chosen = [cuts[call.block] for call in stage.calls]
         fine: dict[int, Cut] = {}
         for index in fine_calls(stage, cuts, self.contention) if self.coarse else ():
             block = stage.calls[index].block
             if block not in fine:
-                fine[block] = cut(stage.blocks[block], rows[block], False, self.contention)
+                fine[block] = cut(stage.blocks[block], rows[block], False, self.contention, ports[block])
             chosen[index] = fine[block]
         return chosen
 
