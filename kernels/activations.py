@@ -105,6 +105,18 @@ def swiglu_backward_kernel(
 
 
 @triton.jit
+def _logistic(z, stored: tl.constexpr):
+    """1/(1 + e^−z). For 16-bit results by 1/x = rsqrt(x)² (2⁻²¹ of relative error, half the instructions of a division)."""
+    denominator = 1.0 + tl.exp2(-1.4426950408889634 * z)
+    if stored == tl.float32:
+        sigma = 1.0 / denominator
+    else:
+        root = tl.math.rsqrt(denominator)
+        sigma = root * root
+    return sigma
+
+
+@triton.jit
 def gelu_forward_kernel(x_ptr, bias_ptr, h_ptr, x_stride, width, HAS_BIAS: tl.constexpr, TANH: tl.constexpr, BLOCK: tl.constexpr):
     tiles = tl.cdiv(width, BLOCK)
     row = (tl.program_id(0) // tiles).to(tl.int64)
@@ -114,7 +126,7 @@ def gelu_forward_kernel(x_ptr, bias_ptr, h_ptr, x_stride, width, HAS_BIAS: tl.co
     if HAS_BIAS:
         a += tl.load(bias_ptr + cols, mask=inside, other=0.0).to(tl.float32)
     if TANH:
-        h = a * tl.sigmoid(1.5957691216057308 * (a + 0.044715 * a * a * a))  # ½(1 + tanh z) = σ(2z)
+        h = a * _logistic(a * (1.5957691216057308 + 0.07135481282553472 * a * a), h_ptr.dtype.element_ty)  # ½(1 + tanh z) = σ(2z)
     else:
         h = 0.5 * a * (1.0 + tl.erf(a * 0.7071067811865476))
     tl.store(h_ptr + row * width + cols, h.to(h_ptr.dtype.element_ty), mask=inside)
@@ -138,8 +150,9 @@ def gelu_backward_kernel(
         if HAS_BIAS:
             a += tl.load(bias_ptr + cols, mask=cols < width, other=0.0).to(tl.float32)
         if TANH:
-            sigma = tl.sigmoid(1.5957691216057308 * (a + 0.044715 * a * a * a))
-            slope = sigma + a * sigma * (1.0 - sigma) * 1.5957691216057308 * (1.0 + 0.134145 * a * a)
+            square = a * a
+            sigma = _logistic(a * (1.5957691216057308 + 0.07135481282553472 * square), dx_ptr.dtype.element_ty)
+            slope = sigma + a * sigma * (1.0 - sigma) * (1.5957691216057308 + 0.21406443847660416 * square)
         else:
             slope = 0.5 * (1.0 + tl.erf(a * 0.7071067811865476)) + a * 0.3989422804014327 * tl.exp(-0.5 * a * a)
         dx = dh * slope
@@ -172,7 +185,7 @@ def swiglu_backward(
 ) -> tuple[Tensor, Tensor]:
     """(dgate, dup): new tensors, or the given (rows, width) outputs, which may be views of one buffer. Inputs are not changed."""
     _check_pair(gate, up)
-    check_tensor("dh", dh, shape=tuple(gate.shape), device=gate.device)
+    check_tensor("dh", dh, shape=gate.shape, device=gate.device)
     if not use_triton(gate):
         a, b = swiglu_backward_reference(dh, gate, up)
         return a if dgate is None else dgate.copy_(a.view(dgate.shape)), b if dup is None else dup.copy_(b.view(dup.shape))
@@ -218,7 +231,7 @@ def gelu_backward(
 ) -> tuple[Tensor, Tensor | None]:
     """(dx in x's type, dbias fp32 or None without bias); dbias is `bias_grad` with the gradient added when that is given."""
     _check_gelu(x, bias, approximate)
-    check_tensor("dh", dh, shape=tuple(x.shape), device=x.device)
+    check_tensor("dh", dh, shape=x.shape, device=x.device)
     if not use_triton(x):
         dx, db = gelu_backward_reference(dh, x, bias, approximate)
         return dx, None if bias is None else db if bias_grad is None else bias_grad.add_(db)
@@ -248,7 +261,7 @@ def _output(name: str, given: Tensor | None, like: Tensor, rows: int, width: int
 
 def _check_pair(gate: Tensor, up: Tensor) -> None:
     check_float("gate", gate)
-    check_tensor("up", up, dtypes=(gate.dtype,), shape=tuple(gate.shape), device=gate.device)
+    check_tensor("up", up, dtypes=(gate.dtype,), shape=gate.shape, device=gate.device)
 
 
 def _check_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> None:

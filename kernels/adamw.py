@@ -23,6 +23,7 @@ from kernels.launch import (
     cdiv,
     check_float,
     check_tensor,
+    direct,
     tl,
     triton,
     use_triton,
@@ -160,7 +161,7 @@ def adamw_step(
     if not n:
         return
     c1, c2 = step.corrections
-    adamw_kernel[(cdiv(n, MASK_BLOCK),)](
+    direct(adamw_kernel)[(cdiv(n, MASK_BLOCK),)](
         p, m, v, g, copy if copy is not None else p, decay.mask if decay is not None else p, decay.codes if decay is not None else p,
         grad_scale if grad_scale is not None else p, found_inf if found_inf is not None else p, n,
         step.lr / c1, step.lr * step.weight_decay, step.beta1, step.beta2, 1.0 - step.beta1, 1.0 - step.beta2, c2**0.5, step.eps,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.launch import HAS_TRITON, INTERPRETED, KernelArgumentError, cdiv, tl, triton
+from kernels.launch import HAS_TRITON, INTERPRETED, cdiv, direct, KernelArgumentError, tl, triton
 
 Tensor = torch.Tensor
 
@@ -57,7 +57,7 @@ def checksum(tensor: Tensor, *, word_first: int = 0) -> Tensor:
         n = words.numel()
         programs = max(1, min(PROGRAMS, cdiv(n, BLOCK)))
         partial = torch.empty(programs, dtype=torch.int64, device=tensor.device)
-        checksum_kernel[(programs,)](words, partial, n, word_first, BLOCK=BLOCK, num_warps=8)
+        direct(checksum_kernel)[(programs,)](words, partial, n, word_first, BLOCK=BLOCK, num_warps=8)
         total = partial.sum()
     else:
         total = checksum_reference(words, word_first)

@@ -27,6 +27,7 @@ from kernels.launch import (
     check_tensor,
     direct,
     next_power_of_2,
+    processors,
     use_triton,
 )
 
@@ -39,6 +40,7 @@ LOWEST = -3.0e38
 class RowConfig(NamedTuple):
     block: int
     warps: int
+    per_processor: int = 0  # programs a multiprocessor, each striding over rows; 0: one program a row
 
 
 CONFIG = RowConfig(2048, 8)
@@ -118,8 +120,8 @@ def row_statistics(logits: Tensor, target: Tensor, *, vocab_first: int = 0, voca
     rows = logits.shape[0]
     stats = RowStatistics(*(torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3)))
     if rows:
-        block, warps = _config(logits.shape[1])
-        row_statistics_kernel[(rows,)](
+        block, warps, _ = _config(logits.shape[1])
+        direct(row_statistics_kernel)[(rows,)](
             logits, target, *stats, logits.stride(0), valid, vocab_first, BLOCK=block, num_warps=warps
         )
     return stats
@@ -134,8 +136,8 @@ def row_max(logits: Tensor, *, vocab_first: int = 0, vocab_size: int | None = No
     rows = logits.shape[0]
     out = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:
-        block, warps = _config(logits.shape[1])
-        row_max_kernel[(rows,)](logits, out, logits.stride(0), valid, BLOCK=block, num_warps=warps)
+        block, warps, _ = _config(logits.shape[1])
+        direct(row_max_kernel)[(rows,)](logits, out, logits.stride(0), valid, BLOCK=block, num_warps=warps)
     return out
 
 
@@ -148,8 +150,8 @@ def exp_target(
         return exp_target_reference(logits, maximum, target, vocab_first, valid)
     others, target_logit = torch.empty_like(maximum), torch.empty_like(maximum)
     if logits.shape[0]:
-        block, warps = _config(logits.shape[1])
-        exp_target_kernel[(logits.shape[0],)](
+        block, warps, _ = _config(logits.shape[1])
+        direct(exp_target_kernel)[(logits.shape[0],)](
             logits, maximum, target, others, target_logit, logits.stride(0), valid, vocab_first, BLOCK=block, num_warps=warps
         )
     return others, target_logit
@@ -184,7 +186,7 @@ def cross_entropy(
     if row_weight is not None:
         check_tensor("row_weight", row_weight, shape=(logits.shape[0],), device=logits.device)
     if out is not None:
-        check_tensor("out", out, dtypes=(logits.dtype,), shape=tuple(logits.shape), device=logits.device)
+        check_tensor("out", out, dtypes=(logits.dtype,), shape=logits.shape, device=logits.device)
     if not use_triton(logits):
         given = stats if stats is not None else row_statistics_reference(logits, target, vocab_first, valid)
         loss, grad = loss_and_gradient_reference(
@@ -201,10 +203,11 @@ def cross_entropy(
         out = torch.empty((rows, width), dtype=logits.dtype, device=logits.device)
     parts = stats if stats is not None else RowStatistics(loss, loss, loss)
     if rows:
-        block, warps = config or _config(width)
-        launcher(cross_entropy_kernel)[(rows,)](
+        block, warps, per_processor = config or _config(width)
+        programs = min(rows, processors(logits.device) * per_processor) if per_processor else rows
+        launcher(cross_entropy_kernel)[(programs,)](
             logits, out, target, row_weight if row_weight is not None else loss, *parts, loss,
-            logits.stride(0), out.stride(0), valid, width, vocab_first, total, ignore_index, scale, z_loss,
+            logits.stride(0), out.stride(0), rows, valid, width, vocab_first, total, ignore_index, scale, z_loss,
             GIVEN=stats is not None, GRADIENT=gradient, HAS_WEIGHT=row_weight is not None, BLOCK=block, num_warps=warps,
         )  # fmt: skip
     return loss, out if gradient else None
@@ -212,7 +215,7 @@ def cross_entropy(
 
 def _config(width: int) -> RowConfig:
     block = min(CONFIG.block, next_power_of_2(width))
-    return RowConfig(block, CONFIG.warps if block >= 2048 else 4)
+    return RowConfig(block, CONFIG.warps, CONFIG.per_processor) if block >= 2048 else RowConfig(block, 4)
 
 
 def _check(logits: Tensor, target: Tensor | None, vocab_first: int, vocab_size: int | None) -> tuple[Tensor, int, int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.launch import HAS_TRITON, INTERPRETED, KernelArgumentError, cdiv, check_tensor, tl, triton
+from kernels.launch import HAS_TRITON, INTERPRETED, cdiv, check_tensor, direct, KernelArgumentError, tl, triton
 
 Tensor = torch.Tensor
 
@@ -71,7 +71,7 @@ def delta_pack(new: Tensor, base: Tensor) -> Tensor:
     n, planes = new.numel(), new.dtype.itemsize
     out = torch.empty((planes, n), dtype=torch.uint8, device=new.device)
     if n:
-        delta_pack_kernel[(cdiv(n, BLOCK),)](_bits(new), _bits(base), out, n, PLANES=planes, BLOCK=BLOCK, num_warps=8)
+        direct(delta_pack_kernel)[(cdiv(n, BLOCK),)](_bits(new), _bits(base), out, n, PLANES=planes, BLOCK=BLOCK, num_warps=8)
     return out
 
 
@@ -86,7 +86,7 @@ def delta_unpack(planes: Tensor, base: Tensor, *, out: Tensor | None = None) -> 
         return out.copy_(delta_unpack_reference(planes, base))
     n = base.numel()
     if n:
-        delta_unpack_kernel[(cdiv(n, BLOCK),)](
+        direct(delta_unpack_kernel)[(cdiv(n, BLOCK),)](
             planes, _bits(base), _bits(out), n, PLANES=base.dtype.itemsize, BLOCK=BLOCK, num_warps=8
         )
     return out
@@ -101,7 +101,7 @@ def _on_triton(tensor: Tensor) -> bool:
 def _check(name: str, tensor: Tensor, base_name: str, base: Tensor) -> None:
     if base.dtype.itemsize not in _WORD or base.dtype.is_complex:
         raise KernelArgumentError(f"{base_name} has dtype {base.dtype}; accepted: real types of 1, 2, 4 or 8 bytes")
-    check_tensor(name, tensor, dtypes=(base.dtype,), shape=tuple(base.shape), device=base.device)
+    check_tensor(name, tensor, dtypes=(base.dtype,), shape=base.shape, device=base.device)
     for label, t in ((name, tensor), (base_name, base)):
         if not t.is_contiguous():
             raise KernelArgumentError(f"{label} has strides {t.stride()}; accepted: contiguous")

@@ -15,6 +15,7 @@ time: the same input then always runs the same code.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -52,10 +53,67 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 Launcher = Callable[[Any], Any]
 """How a kernel is launched: `direct` from plain functions, `torch.library.wrap_triton` inside a `triton_op`."""
 
+_SHORT_PATH = HAS_TRITON and not INTERPRETED and triton.__version__.startswith("3.6.")
+"""Whether `direct` may call compiled kernels itself: it relies on `CompiledKernel.run` as Triton 3.6 has it."""
+
+
+class _Direct:
+    """A kernel whose repeated launches skip Triton's argument binder.
+
+    Triton binds, specialises and hashes every argument by name on each call (50–100 µs for thirty arguments). Here a launch is looked up by
+    what its compilation depends on: for a tensor its type and 16-byte alignment; for an integer whether it is 1, a multiple of 16, or wide;
+    the constants and options. A combination not seen before goes through Triton, which compiles it; later ones call that kernel.
+    """
+
+    __slots__ = ("compiled", "constants", "kernel")
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.compiled: dict[tuple[Any, ...], Any] = {}
+        self.constants = [p.name for p in kernel.params if p.is_constexpr]
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return functools.partial(self._launch, grid)
+
+    def _launch(self, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        device = torch._C._cuda_getDevice()
+        signature: list[Any] = [device]
+        values: list[Any] = []
+        for argument in arguments:
+            if isinstance(argument, torch.Tensor):
+                address = argument.data_ptr()
+                values.append(address)
+                signature.append(argument.dtype)
+                signature.append(address & 15)
+            else:
+                values.append(argument)
+                if type(argument) is int:
+                    wide = not -2147483648 <= argument <= 2147483647
+                    signature.append((argument == 1, argument & 15 == 0, wide))
+        key = (*signature, *constants.items())
+        found = self.compiled.get(key)
+        if found is None:
+            compiled = self.kernel[grid](*arguments, **constants)
+            trailing = tuple(constants[name] for name in self.constants)
+            self.compiled[key] = compiled.run, compiled.function, compiled.packed_metadata, trailing
+            return
+        run, function, metadata, trailing = found
+        y, z = (grid[1] if len(grid) > 1 else 1), (grid[2] if len(grid) > 2 else 1)
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        run(grid[0], y, z, stream, function, metadata, None, None, None, *values, *trailing)
+
+
+_DIRECT: dict[int, _Direct] = {}
+
 
 def direct(kernel: Any) -> Any:
-    """The launcher of the plain functions: the kernel itself (the wrapped form costs about 100 µs of host time a call)."""
-    return kernel
+    """The launcher of the plain functions: the short path, or the kernel itself under a compiler, in the interpreter, or on another Triton."""
+    if not _SHORT_PATH or torch.compiler.is_compiling():
+        return kernel
+    found = _DIRECT.get(id(kernel))
+    if found is None:
+        found = _DIRECT[id(kernel)] = _Direct(kernel)
+    return found
 
 
 class KernelArgumentError(InputError, ValueError):
@@ -72,7 +130,7 @@ def check_tensor(
     tensor: torch.Tensor,
     *,
     dtypes: Sequence[torch.dtype] | None = None,
-    shape: Sequence[int | None] | None = None,
+    shape: tuple[int | None, ...] | torch.Size | None = None,
     device: torch.device | None = None,
 ) -> None:
     """Raises KernelArgumentError unless `tensor` has one of `dtypes`, matches `shape` (None: any size) and lives on `device`."""
@@ -82,8 +140,8 @@ def check_tensor(
         accepted = ", ".join(str(d).removeprefix("torch.") for d in dtypes)
         raise KernelArgumentError(f"{name} has dtype {str(tensor.dtype).removeprefix('torch.')}; accepted: {accepted}")
     if shape is not None:
-        fits = tensor.dim() == len(shape) and all(w is None or w == g for w, g in zip(shape, tensor.shape, strict=True))
-        if not fits:
+        same = tensor.shape == shape
+        if not same and not (tensor.dim() == len(shape) and all(w is None or w == g for w, g in zip(shape, tensor.shape, strict=True))):
             wanted = "(" + ", ".join("any" if s is None else str(s) for s in shape) + ")"
             raise KernelArgumentError(f"{name} has shape {tuple(tensor.shape)}; accepted: {wanted}")
     if device is not None and tensor.device != device:

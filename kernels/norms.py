@@ -9,7 +9,7 @@ gradients of residual and x. Four passes over memory where PyTorch's separate ke
 bits on every run, and are added into `weight_grad` (the caller's main gradient) when it is given.
 
 `rounding="llama"` applies y's type before the weight, as transformers' LlamaRMSNorm; "fp32" (the default; "gemma" order) multiplies in fp32.
-Rows wider than MAX_WIDTH go through the reference; so does fp64.
+fp64 goes through the reference.
 """
 
 from __future__ import annotations
@@ -32,28 +32,25 @@ from kernels.launch import (
     processors,
     use_triton,
 )
-from kernels.norms_kernels import (
-    norm_backward_kernel,
-    norm_columns_kernel,
-    norm_forward_kernel,
-    norm_wide_backward_kernel,
-    sum_partials_kernel,
-)
+from kernels.norms_kernels import norm_backward_kernel, norm_forward_kernel, sum_partials_kernel
+from kernels.norms_wide import norm_columns_kernel, norm_wide_backward_kernel, norm_wide_forward_kernel
 from kernels.random import NO_DROPOUT, Dropout, apply_mask
 
 Tensor = torch.Tensor
 Kind = Literal["rms", "layer"]
 Rounding = Literal["fp32", "llama"]
 
-MAX_WIDTH = 32768
-"""Widest row the Triton kernels take."""
 PERSISTENT_WIDTH = 16384
-"""Widest row whose weight gradient is held in registers (half of it when there is a bias gradient too); wider ones take a second pass."""
+"""Widest row held in registers (half of it where a bias gradient is, too); wider ones are looped over and read again."""
+WIDE_BLOCK = 4096
 
 
 class ForwardConfig(NamedTuple):
-    rows: int  # rows a program
+    rows: int  # rows a tile
     warps: int
+    per_processor: int = 0  # programs a multiprocessor, each striding over row tiles; 0: one program a tile
+    stages: int = 1  # row tiles in flight
+    reload: bool = False  # weight read again for each tile
 
 
 class BackwardConfig(NamedTuple):
@@ -71,15 +68,13 @@ FORWARD_TABLE: list[tuple[int, ForwardConfig]] = [
     (2048, ForwardConfig(1, 4)),
     (4096, ForwardConfig(1, 8)),
     (8192, ForwardConfig(1, 8)),
-    (16384, ForwardConfig(1, 16)),
-    (MAX_WIDTH, ForwardConfig(1, 32)),
+    (PERSISTENT_WIDTH, ForwardConfig(1, 16)),
 ]
 PLAIN_FORWARD_TABLE: list[tuple[int, ForwardConfig]] = [
     *FORWARD_TABLE[:4],
     (4096, ForwardConfig(2, 16)),
     (8192, ForwardConfig(2, 8)),
-    (16384, ForwardConfig(1, 8)),
-    (MAX_WIDTH, ForwardConfig(1, 32)),
+    (PERSISTENT_WIDTH, ForwardConfig(1, 8)),
 ]
 """Without residual and dropout there are registers for more."""
 BACKWARD_TABLE: list[tuple[int, BackwardConfig]] = [
@@ -160,7 +155,7 @@ def norm_forward(
     y has x's type and shape; rstd and mean are fp32 (rows,); mean is empty for rms. Without residual and dropout `stream` is x itself.
     """
     width = _check(x, weight, bias, residual)
-    if not use_triton(x) or width > MAX_WIDTH:
+    if not use_triton(x):
         return norm_forward_reference(kind, x, weight, bias, eps, residual, dropout, rounding)
     flat = as_rows(x)
     rows = flat.shape[0]
@@ -172,15 +167,27 @@ def norm_forward(
     store = residual is not None or has_dropout
     stream = torch.empty((rows, width), dtype=skip.dtype, device=x.device) if store else flat
     if rows:
-        config = config or by_width(FORWARD_TABLE if store else PLAIN_FORWARD_TABLE, width)
-        launcher(norm_forward_kernel)[(cdiv(rows, config.rows),)](
-            flat, skip, weight, bias if bias is not None else weight, y, stream, mean if kind == "layer" else rstd, rstd,
-            flat.stride(0), skip.stride(0), rows, width, eps,
-            dropout.p, dropout.scale, dropout.key_low, dropout.key_high, dropout.token_first, dropout.element_first,
-            RMS=kind == "rms", HAS_RESIDUAL=residual is not None, HAS_BIAS=bias is not None, HAS_DROPOUT=has_dropout,
-            STORE_STREAM=store, ROUND=rounding == "llama", ROWS=config.rows, BLOCK=next_power_of_2(width), num_warps=config.warps,
-        )  # fmt: skip
-    return y.view(x.shape), stream.view(x.shape) if store else x, rstd, mean
+        tensors = flat, skip, weight, bias if bias is not None else weight, y, stream, mean if kind == "layer" else rstd, rstd
+        seeds = dropout.p, dropout.scale, dropout.key_low, dropout.key_high, dropout.token_first, dropout.element_first
+        flags = {
+            "RMS": kind == "rms", "HAS_RESIDUAL": residual is not None, "HAS_BIAS": bias is not None, "HAS_DROPOUT": has_dropout,
+            "STORE_STREAM": store, "ROUND": rounding == "llama",
+        }  # fmt: skip
+        if width <= PERSISTENT_WIDTH:
+            config = config or by_width(FORWARD_TABLE if store else PLAIN_FORWARD_TABLE, width)
+            tiles = cdiv(rows, config.rows)
+            programs = min(tiles, processors(x.device) * config.per_processor) if config.per_processor else tiles
+            launcher(norm_forward_kernel)[(programs,)](
+                *tensors, flat.stride(0), skip.stride(0), rows, width, eps, *seeds, **flags, RELOAD=config.reload,
+                ROWS=config.rows, BLOCK=next_power_of_2(width), STAGES=config.stages, num_warps=config.warps,
+            )  # fmt: skip
+        else:
+            launcher(norm_wide_forward_kernel)[(rows,)](
+                *tensors, flat.stride(0), skip.stride(0), stream.stride(0), rows, width, eps, *seeds, **flags, BLOCK=WIDE_BLOCK, num_warps=8
+            )
+    if x.dim() != 2:
+        y, stream = y.view(x.shape), stream.view(x.shape)
+    return y, stream if store else x, rstd, mean
 
 
 def norm_backward(
@@ -212,7 +219,7 @@ def norm_backward(
     for name, main in (("weight_grad", weight_grad), ("bias_grad", bias_grad)):
         if main is not None:
             check_tensor(name, main, dtypes=(torch.float32, torch.float64), shape=(width,), device=dy.device)
-    if not use_triton(dy) or width > MAX_WIDTH:
+    if not use_triton(dy):
         mean = mean if mean is not None else rstd
         ds, dx, dw, db = norm_backward_reference(kind, dy, stream, weight, rstd, mean, dstream, dropout, rounding)
         dw = dw if weight_grad is None else weight_grad.add_(dw)
@@ -248,7 +255,7 @@ def norm_backward(
         shared.pop("ROUND")
         launcher(norm_wide_backward_kernel)[(max(1, rows),)](
             flat_dy, flat_stream, weight, mean, rstd, flat_ds, dresidual, dx, *strides, rows, width, *seeds,
-            **shared, BLOCK=4096, num_warps=8,
+            **shared, BLOCK=WIDE_BLOCK, num_warps=8,
         )  # fmt: skip
         if need_weight or has_bias:
             launcher(norm_columns_kernel)[(cdiv(width, 256), partials)](
@@ -258,7 +265,9 @@ def norm_backward(
             )  # fmt: skip
     dw = sum_partials(dw_partial, weight_grad, launcher) if need_weight else None
     db = sum_partials(db_partial, bias_grad, launcher) if has_bias else None
-    return dresidual.view(stream.shape), dx.view(stream.shape), dw, db
+    if stream.dim() != 2:
+        dresidual, dx = dresidual.view(stream.shape), dx.view(stream.shape)
+    return dresidual, dx, dw, db
 
 
 def _partials(
@@ -290,5 +299,5 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | No
     if bias is not None:
         check_tensor("bias", bias, dtypes=accepted, shape=(width,), device=x.device)
     if residual is not None:
-        check_tensor("residual", residual, dtypes=accepted, shape=tuple(x.shape), device=x.device)
+        check_tensor("residual", residual, dtypes=accepted, shape=x.shape, device=x.device)
     return width

@@ -3,7 +3,7 @@
 Forward: one program a row tile, one pass. Backward: a persistent grid, `k` programs a multiprocessor; each strides over the rows, writes the
 input gradient and keeps its share of the weight gradient in fp32 registers, then stores one partial row; `sum_partials_kernel` adds the
 partial rows in a fixed order. Neither atomics nor locks: the weight gradient is the same bits on every run, and the second kernel's work
-does not grow with the number of rows.
+does not grow with the number of rows. Rows wider than registers hold: `kernels/norms_wide.py`.
 """
 
 from __future__ import annotations
@@ -18,39 +18,52 @@ def norm_forward_kernel(
     x_stride, residual_stride, rows, width, eps,
     p, keep_scale, key_low, key_high, token_first, element_first,
     RMS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
-    STORE_STREAM: tl.constexpr, ROUND: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    STORE_STREAM: tl.constexpr, ROUND: tl.constexpr, RELOAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """stream = residual + dropout(x); y = (stream − mean)·rstd·weight + bias. ROUND: y's type is applied before the weight."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    """stream = residual + dropout(x); y = (stream − mean)·rstd·weight + bias. ROUND: y's type is applied before the weight.
+
+    RELOAD: read the weight again for each row tile (from L1) instead of holding it in registers.
+    """
     cols = tl.arange(0, BLOCK)[None, :]
-    inside = (row < rows) & (cols < width)
-    s = tl.load(x_ptr + row * x_stride + cols, mask=inside, other=0.0).to(tl.float32)
-    if HAS_DROPOUT:
-        keep = keep_tile(row + token_first, cols + element_first, key_low, key_high, p)
-        s = tl.where(keep, s * tl.cast(keep_scale, tl.float32), 0.0)
-    if HAS_RESIDUAL:
-        s += tl.load(residual_ptr + row * residual_stride + cols, mask=inside, other=0.0).to(tl.float32)
-    if STORE_STREAM:
-        stored = s.to(stream_ptr.dtype.element_ty)
-        tl.store(stream_ptr + row * width + cols, stored, mask=inside)
-        s = stored.to(tl.float32)  # normalise what the backward will read
-    if RMS:
-        centred = s
-    else:
-        mean = tl.sum(s, axis=1, keep_dims=True) / width
-        centred = tl.where(inside, s - mean, 0.0)
-        tl.store(mean_ptr + row, mean, mask=row < rows)
-    variance = tl.sum(centred * centred, axis=1, keep_dims=True) / width
-    rstd = 1.0 / tl.sqrt(variance + tl.cast(eps, tl.float32))
-    tl.store(rstd_ptr + row, rstd, mask=row < rows)
-    y = centred * rstd
-    if ROUND:
-        y = y.to(y_ptr.dtype.element_ty).to(tl.float32)
     column = cols < width
-    y = y * tl.load(weight_ptr + cols, mask=column, other=0.0).to(tl.float32)
-    if HAS_BIAS:
-        y += tl.load(bias_ptr + cols, mask=column, other=0.0).to(tl.float32)
-    tl.store(y_ptr + row * width + cols, y.to(y_ptr.dtype.element_ty), mask=inside)
+    if not RELOAD:
+        weight = tl.load(weight_ptr + cols, mask=column, other=0.0)
+        if HAS_BIAS:
+            bias = tl.load(bias_ptr + cols, mask=column, other=0.0)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
+        row = tl.cast(tile, tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+        live = row < rows
+        inside = live & column
+        s = tl.load(x_ptr + row * x_stride + cols, mask=inside, other=0.0).to(tl.float32)
+        if HAS_DROPOUT:
+            keep = keep_tile(row + token_first, cols + element_first, key_low, key_high, p)
+            s = tl.where(keep, s * tl.cast(keep_scale, tl.float32), 0.0)
+        if HAS_RESIDUAL:
+            s += tl.load(residual_ptr + row * residual_stride + cols, mask=inside, other=0.0).to(tl.float32)
+        if STORE_STREAM:
+            stored = s.to(stream_ptr.dtype.element_ty)
+            tl.store(stream_ptr + row * width + cols, stored, mask=inside)
+            s = stored.to(tl.float32)  # normalise what the backward will read
+        if RMS:
+            centred = s
+        else:
+            mean = tl.sum(s, axis=1, keep_dims=True) / width
+            centred = tl.where(column, s - mean, 0.0)
+            tl.store(mean_ptr + row, mean, mask=live)
+        variance = tl.sum(centred * centred, axis=1, keep_dims=True) / width
+        rstd = 1.0 / tl.sqrt(variance + tl.cast(eps, tl.float32))
+        tl.store(rstd_ptr + row, rstd, mask=live)
+        y = centred * rstd
+        if ROUND:
+            y = y.to(y_ptr.dtype.element_ty).to(tl.float32)
+        if RELOAD:
+            weight = tl.load(weight_ptr + cols, mask=column, other=0.0, eviction_policy="evict_last")
+        y = y * weight.to(tl.float32)
+        if HAS_BIAS:
+            if RELOAD:
+                bias = tl.load(bias_ptr + cols, mask=column, other=0.0, eviction_policy="evict_last")
+            y += bias.to(tl.float32)
+        tl.store(y_ptr + row * width + cols, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["token_first", "element_first", "key_low", "key_high"])
@@ -115,83 +128,6 @@ def norm_backward_kernel(
         tl.store(dweight_ptr + out, tl.sum(dweight, axis=0), mask=column_mask)
     if HAS_BIAS:
         tl.store(dbias_ptr + out, tl.sum(dbias, axis=0), mask=column_mask)
-
-
-@triton.jit(do_not_specialize=["token_first", "element_first", "key_low", "key_high"])
-def norm_wide_backward_kernel(
-    dy_ptr, stream_ptr, weight_ptr, mean_ptr, rstd_ptr, dstream_ptr, dresidual_ptr, dx_ptr,
-    dy_stride, stream_stride, dstream_stride, rows, width,
-    p, keep_scale, key_low, key_high, token_first, element_first,
-    RMS: tl.constexpr, HAS_DSTREAM: tl.constexpr, SPLIT: tl.constexpr, HAS_DROPOUT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The input gradient of a row too wide for registers: one program a row, read twice (the second time mostly from the L2)."""
-    row = tl.program_id(0).to(tl.int64)
-    if row < rows:
-        rstd = tl.load(rstd_ptr + row)
-        mean = 0.0
-        if not RMS:
-            mean = tl.load(mean_ptr + row)
-        product = tl.zeros([BLOCK], tl.float32)
-        total = tl.zeros([BLOCK], tl.float32)
-        for start in range(0, width, BLOCK):
-            cols = start + tl.arange(0, BLOCK)
-            inside = cols < width
-            g = tl.load(dy_ptr + row * dy_stride + cols, mask=inside, other=0.0).to(tl.float32)
-            g = g * tl.load(weight_ptr + cols, mask=inside, other=0.0).to(tl.float32)
-            xhat = (tl.load(stream_ptr + row * stream_stride + cols, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
-            product += g * xhat
-            total += g
-        slope = tl.sum(product, axis=0) / width
-        shift = 0.0
-        if not RMS:
-            shift = tl.sum(total, axis=0) / width
-        for start in range(0, width, BLOCK):
-            cols = start + tl.arange(0, BLOCK)
-            inside = cols < width
-            g = tl.load(dy_ptr + row * dy_stride + cols, mask=inside, other=0.0).to(tl.float32)
-            g = g * tl.load(weight_ptr + cols, mask=inside, other=0.0).to(tl.float32)
-            xhat = (tl.load(stream_ptr + row * stream_stride + cols, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
-            ds = (g - xhat * slope - shift) * rstd
-            if HAS_DSTREAM:
-                ds += tl.load(dstream_ptr + row * dstream_stride + cols, mask=inside, other=0.0).to(tl.float32)
-            tl.store(dresidual_ptr + row * width + cols, ds.to(dresidual_ptr.dtype.element_ty), mask=inside)
-            if SPLIT:
-                if HAS_DROPOUT:
-                    tokens = (row + token_first) + tl.zeros([BLOCK], tl.int64)
-                    keep = keep_tile(tokens, cols + element_first, key_low, key_high, p)
-                    ds = tl.where(keep, ds * tl.cast(keep_scale, tl.float32), 0.0)
-                tl.store(dx_ptr + row * width + cols, ds.to(dx_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def norm_columns_kernel(
-    dy_ptr, stream_ptr, mean_ptr, rstd_ptr, dweight_ptr, dbias_ptr, dy_stride, stream_stride, rows, width,
-    RMS: tl.constexpr, WEIGHT_GRADIENT: tl.constexpr, HAS_BIAS: tl.constexpr, ROUND: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Weight gradient of rows too wide for registers: program (column block, stripe) strides over row tiles of its columns."""
-    cols = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    stripe = tl.program_id(1)
-    dweight = tl.zeros([ROWS, BLOCK], tl.float32)
-    dbias = tl.zeros([ROWS, BLOCK], tl.float32)
-    for tile in range(stripe, tl.cdiv(rows, ROWS), tl.num_programs(1)):
-        row = tl.cast(tile, tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-        inside = (row < rows) & (cols < width)
-        dy = tl.load(dy_ptr + row * dy_stride + cols, mask=inside, other=0.0).to(tl.float32)
-        xhat = tl.load(stream_ptr + row * stream_stride + cols, mask=inside, other=0.0).to(tl.float32)
-        if not RMS:
-            xhat = xhat - tl.load(mean_ptr + row, mask=row < rows, other=0.0)
-        xhat = xhat * tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
-        if ROUND:
-            xhat = xhat.to(dy_ptr.dtype.element_ty).to(tl.float32)
-        dweight += dy * xhat
-        if HAS_BIAS:
-            dbias += dy
-    flat = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    out = stripe.to(tl.int64) * width + flat
-    if WEIGHT_GRADIENT:
-        tl.store(dweight_ptr + out, tl.sum(dweight, axis=0), mask=flat < width)
-    if HAS_BIAS:
-        tl.store(dbias_ptr + out, tl.sum(dbias, axis=0), mask=flat < width)
 
 
 @triton.jit

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.launch import FLOATS, KernelArgumentError, cdiv, check_float, check_tensor, tl, triton, use_triton
+from kernels.launch import FLOATS, cdiv, check_float, check_tensor, direct, KernelArgumentError, tl, triton, use_triton
 
 Tensor = torch.Tensor
 
@@ -70,17 +70,19 @@ def pack_kernel(x_ptr, error_ptr, scale_ptr, bits_ptr, chunk, blocks, BYTES: tl.
 
 
 @triton.jit
-def unpack_kernel(bits_ptr, scale_ptr, out_ptr, workers, n, chunk, chunks, BYTES: tl.constexpr):
-    byte = tl.program_id(0).to(tl.int64) * BYTES + tl.arange(0, BYTES)
-    live = byte * 8 < n
+def unpack_kernel(bits_ptr, scale_ptr, out_ptr, workers, n, chunk, chunks, blocks, BYTES: tl.constexpr):
+    which = tl.program_id(0).to(tl.int64)
+    here = which // blocks
+    in_chunk = (which % blocks) * BYTES + tl.arange(0, BYTES)
+    live = in_chunk * 8 < chunk
     total = tl.zeros([BYTES, 8], tl.float32)
     for worker in range(0, workers):
         w = tl.cast(worker, tl.int64)
-        bits = tl.load(bits_ptr + w * (n // 8) + byte, mask=live, other=0).to(tl.int32)
-        scale = tl.load(scale_ptr + w * chunks + byte * 8 // chunk, mask=live, other=0.0)
-        positive = ((bits[:, None] >> tl.arange(0, 8)[None, :]) & 1) == 1
-        total += tl.where(positive, scale[:, None], -scale[:, None])
-    offset = byte[:, None] * 8 + tl.arange(0, 8)[None, :]
+        bits = tl.load(bits_ptr + w * (n // 8) + here * (chunk // 8) + in_chunk, mask=live, other=0).to(tl.int32)
+        scale = tl.load(scale_ptr + w * chunks + here)
+        positive = (bits[:, None] >> tl.arange(0, 8)[None, :]) & 1
+        total += scale * (2 * positive - 1).to(tl.float32)
+    offset = here * chunk + in_chunk[:, None] * 8 + tl.arange(0, 8)[None, :]
     tl.store(out_ptr + offset, (total / tl.cast(workers, tl.float32)).to(out_ptr.dtype.element_ty), mask=live[:, None])
 
 
@@ -101,10 +103,10 @@ def onebit_pack(x: Tensor, error: Tensor, *, chunk: int | None = None) -> tuple[
         return onebit_pack_reference(x, error, chunk)
     chunks, blocks = n // chunk, cdiv(chunk, BLOCK)
     partial = torch.empty((chunks, blocks), dtype=torch.float32, device=x.device)
-    abs_sum_kernel[(chunks * blocks,)](x, error, partial, chunk, blocks, BLOCK=BLOCK, num_warps=8)
+    direct(abs_sum_kernel)[(chunks * blocks,)](x, error, partial, chunk, blocks, BLOCK=BLOCK, num_warps=8)
     scale = partial.sum(1) / chunk
     bits = torch.empty(n // 8, dtype=torch.uint8, device=x.device)
-    pack_kernel[(chunks * blocks,)](x, error, scale, bits, chunk, blocks, BYTES=BLOCK // 8, num_warps=8)
+    direct(pack_kernel)[(chunks * blocks,)](x, error, scale, bits, chunk, blocks, BYTES=BLOCK // 8, num_warps=8)
     return bits, scale
 
 
@@ -120,7 +122,8 @@ def onebit_unpack(bits: Tensor, scale: Tensor, *, chunk: int | None = None, dtyp
     if not use_triton(scale) or dtype not in FLOATS:
         return onebit_unpack_reference(bits, scale, chunk).to(dtype)
     out = torch.empty(n, dtype=dtype, device=bits.device)
-    unpack_kernel[(cdiv(n, BLOCK),)](bits, scale, out, workers, n, chunk, n // chunk, BYTES=BLOCK // 8, num_warps=8)
+    blocks = cdiv(chunk, BLOCK)
+    direct(unpack_kernel)[(n // chunk * blocks,)](bits, scale, out, workers, n, chunk, n // chunk, blocks, BYTES=BLOCK // 8, num_warps=8)
     return out
 
 

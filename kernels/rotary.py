@@ -170,6 +170,6 @@ def _check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, q_out: Tensor | None,
         check_tensor(name, table, dtypes=(torch.float32, torch.float64), shape=(length, dim // 2), device=q.device)
     for name, out, like in (("q_out", q_out, q), ("k_out", k_out, k)):
         if out is not None:
-            check_tensor(name, out, dtypes=(like.dtype,), shape=tuple(like.shape), device=like.device)
+            check_tensor(name, out, dtypes=(like.dtype,), shape=like.shape, device=like.device)
             if out.stride(-1) != 1:
                 raise KernelArgumentError(f"{name} has strides {out.stride()}; accepted: unit stride along head_dim")

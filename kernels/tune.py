@@ -1,7 +1,7 @@
 # ruff: noqa: B023  (a sweep is timed before its loop moves on)
 """Sweeps the launch configurations behind the tables of each operator's file; run on the device after a kernel changed.
 
-    python -m kernels.tune [norm-forward norm-backward swiglu rotary adamw crossentropy ...]
+    python -m kernels.tune [norm-forward norm-backward pointwise rotary adamw crossentropy]
 
 Prints, for each operator and width, the configurations from fastest to slowest as a share of the copy bandwidth measured in the same run.
 The winner is written into the table by hand: a launch configuration is part of the source, so that equal inputs run equal code anywhere.
@@ -23,11 +23,11 @@ ELEMENTS = 2**27
 """Elements of the large tensors: 256 MiB in bf16, four times the L2."""
 
 
-def _rank(name: str, copy: float, bytes_: float, runs: dict[str, Callable[[], object]], keep: int = 6) -> None:
+def _rank(name: str, copy: float, bytes_: float, runs: dict[str, Callable[[], object]], keep: int = 7) -> None:
     results = []
     for label, call in runs.items():
         try:
-            results.append((kernel_ms(call, budget_ms=15.0).p50_ms, label))
+            results.append((kernel_ms(call, budget_ms=10.0).p50_ms, label))
         except Exception as error:  # a configuration may not fit the machine
             print(f"{name} {label}: {type(error).__name__} {str(error)[:80]}")
     results.sort()
@@ -39,33 +39,42 @@ def _rows(width: int) -> torch.Tensor:
     return torch.randn(ELEMENTS // width, width, device="cuda", dtype=torch.bfloat16)
 
 
+F, B = norms.ForwardConfig, norms.BackwardConfig
+FORWARD: dict[tuple[str, int], list[norms.ForwardConfig]] = {
+    ("layer", 768): [F(1, 1), F(2, 2), F(1, 2), F(2, 1), F(4, 4), F(1, 1, 16, 2), F(1, 1, 24, 3), F(2, 2, 8, 3), F(1, 2, 8, 3), F(4, 4, 4, 2)],
+    ("layer", 4096): [F(1, 8), F(1, 4), F(1, 8, 2, 3), F(1, 8, 3, 3), F(1, 4, 4, 3), F(1, 16, 2, 3), F(1, 8, 4, 2)],
+    ("rms", 4096): [F(1, 8), F(1, 4), F(2, 16), F(1, 8, 2, 3), F(1, 8, 3, 3), F(1, 8, 4, 2), F(1, 4, 4, 3), F(1, 4, 6, 2), F(1, 16, 2, 3)],
+    ("rms", 8192): [F(1, 8), F(2, 8), F(1, 8, 2, 3), F(1, 8, 3, 2), F(1, 16, 1, 3), F(1, 16, 2, 2), F(1, 16, 2, 3), F(1, 4, 4, 2)],
+    ("rms", 16384): [F(1, 8), F(1, 16, 1, 3), F(1, 16, 1, 2), F(1, 16, 2, 2, True), F(1, 32, 1, 3), F(1, 8, 1, 3), F(1, 16, 1, 3, True)],
+}
+BACKWARD: dict[tuple[str, int], list[norms.BackwardConfig]] = {
+    ("layer", 768): [
+        B(1, 1, 16, 1, False), B(1, 1, 16, 2, False), B(1, 1, 16, 3, False), B(1, 2, 8, 3, False), B(1, 2, 8, 2, False), B(2, 2, 8, 2, False),
+        B(2, 2, 6, 3, False), B(1, 2, 12, 2, False), B(2, 4, 4, 3, False), B(2, 4, 6, 2, False), B(1, 4, 6, 3, False),
+    ],
+    ("rms", 2048): [B(1, 4, 3, 3, False), B(1, 4, 4, 3, False), B(1, 4, 6, 1, False)],
+    ("rms", 4096): [B(1, 8, 2, 3, False), B(1, 8, 3, 1, False), B(1, 4, 2, 3, False)],
+    ("rms", 8192): [B(1, 16, 1, 3, False), B(1, 8, 1, 3, False)],
+    ("rms", 16384): [B(1, 16, 1, 1, True), B(1, 16, 1, 3, True)],
+}  # fmt: skip
+
+
 def tune_norm_forward(copy: float) -> None:
-    for width in (2048, 4096, 8192, 16384):
+    for (kind, width), configs in FORWARD.items():
         x, w = _rows(width), torch.randn(width, device="cuda", dtype=torch.bfloat16)
-        runs = {}
-        for rows, warps in itertools.product((1, 2, 4), (2, 4, 8, 16, 32)):
-            if not 4 <= rows * width // (32 * warps) <= 64:
-                continue
-            config = norms.ForwardConfig(rows, warps)
-            runs[str(config)] = lambda c=config: norms.norm_forward("rms", x, w, eps=1e-5, config=c)
-        _rank(f"norm-forward {width}", copy, 4 * ELEMENTS, runs)
+        bias = w if kind == "layer" else None
+        runs = {str(tuple(c)): lambda c=c: norms.norm_forward(kind, x, w, bias, eps=1e-5, config=c) for c in configs}
+        _rank(f"{kind} forward {width}", copy, 4.0 * x.numel(), runs)
 
 
 def tune_norm_backward(copy: float) -> None:
-    for width, with_stream in itertools.product((2048, 4096, 8192, 16384), (False, True)):
+    for (kind, width), configs in BACKWARD.items():
         x, dy, w = _rows(width), _rows(width), torch.randn(width, device="cuda", dtype=torch.bfloat16)
-        added = _rows(width) if with_stream else None
         rstd = torch.rand(x.shape[0], device="cuda")
-        runs: dict[str, Callable[[], object]] = {}
-        for warps, k, stages, reload in itertools.product((4, 8, 16, 32), (1, 2, 3, 4, 6, 8), (1, 2, 3), (False, True)):
-            lanes, threads = width // (32 * warps), warps * 32 * k
-            if not 8 <= lanes <= 64 or not 256 <= threads <= 1024 or reload != (width > 8192) or (lanes == 64 and stages > 1):
-                continue
-            if 2 * width * (3 if with_stream else 2) * (stages - 1) * k > 200_000:
-                continue
-            config = norms.BackwardConfig(1, warps, k, stages, reload)
-            runs[str(tuple(config))] = lambda c=config: norms.norm_backward("rms", dy, x, w, rstd, dstream=added, config=c)
-        _rank(f"norm-backward {width} dstream={with_stream}", copy, (8 if with_stream else 6) * ELEMENTS, runs)
+        runs: dict[str, Callable[[], object]] = {
+            str(tuple(c)): lambda c=c: norms.norm_backward(kind, dy, x, w, rstd, rstd, has_bias=kind == "layer", config=c) for c in configs
+        }
+        _rank(f"{kind} backward {width}", copy, 6.0 * x.numel(), runs)
 
 
 def _with(module: Any, settings: dict[str, Any], call: Callable[[], object]) -> Callable[[], object]:
@@ -77,29 +86,28 @@ def _with(module: Any, settings: dict[str, Any], call: Callable[[], object]) -> 
     return run
 
 
-def tune_swiglu(copy: float) -> None:
-    gate_up = torch.randn(ELEMENTS // 8192, 2, 8192, device="cuda", dtype=torch.bfloat16)
-    gate, up, dh = gate_up[:, 0], gate_up[:, 1], _rows(8192)
+def tune_pointwise(copy: float) -> None:
+    x, dh = _rows(3072), _rows(3072)
+    gate, up, bias = x, dh, x[0].clone()
     for name, call, passes in (
-        ("swiglu-forward", lambda: activations.swiglu_forward(gate, up), 3),
-        ("swiglu-backward", lambda: activations.swiglu_backward(dh, gate, up), 5),
-        ("gelu-forward", lambda: activations.gelu_forward(dh), 2),
-        ("gelu-backward", lambda: activations.gelu_backward(dh, gate, dh[0]), 3),
+        ("swiglu forward", lambda: activations.swiglu_forward(gate, up), 3),
+        ("gelu forward", lambda: activations.gelu_forward(x, bias), 2),
+        ("gelu backward", lambda: activations.gelu_backward(dh, x, bias), 3),
     ):
-        runs = {f"{b} {w}": _with(activations, {"BLOCK": b, "WARPS": w}, call) for b in (512, 1024, 2048, 4096) for w in (2, 4, 8)}
-        _rank(name, copy, passes * 2 * ELEMENTS, runs, keep=4)
+        runs = {f"{b} {w}": _with(activations, {"BLOCK": b, "WARPS": w}, call) for b, w in ((512, 2), (1024, 2), (1024, 4), (2048, 4))}
+        _rank(name, copy, passes * 2.0 * x.numel(), runs, keep=4)
 
 
 def tune_rotary(copy: float) -> None:
-    qkv = torch.randn(4, 4096, 48, 128, device="cuda", dtype=torch.bfloat16)
-    q, k = qkv[:, :, :32], qkv[:, :, 32:40]
+    q, k = torch.randn(8, 4096, 40, 128, device="cuda", dtype=torch.bfloat16).split((32, 8), dim=2)
+    q, k = q.contiguous(), k.contiguous()
     cos, sin = rotary.rotary_table(4096, 128, device="cuda")
-    runs = {
-        f"{h} {w}": _with(rotary, {"HEADS_PER_TILE": h, "WARPS": w}, lambda: rotary.rotary_forward(q, k, cos, sin))
-        for h in (4, 8, 16, 32)
-        for w in (1, 2, 4, 8)
-    }
-    _rank("rotary", copy, 4.0 * (q.numel() + k.numel()), runs)
+    runs = {}
+    for (h, w), (name, rotate) in itertools.product(
+        ((8, 2), (8, 4), (16, 4), (32, 8)), (("forward", rotary.rotary_forward), ("backward", rotary.rotary_backward))
+    ):
+        runs[f"{h} {w} {name}"] = _with(rotary, {"HEADS_PER_TILE": h, "WARPS": w}, lambda r=rotate: r(q, k, cos, sin))
+    _rank("rotary", copy, 4.0 * (q.numel() + k.numel()), runs, keep=8)
 
 
 def tune_adamw(copy: float) -> None:
@@ -118,17 +126,17 @@ def tune_adamw(copy: float) -> None:
 def tune_crossentropy(copy: float) -> None:
     logits = torch.randn(2048, 128256, device="cuda", dtype=torch.bfloat16)
     target = torch.randint(0, 128256, (2048,), device="cuda")
-    runs = {}
-    for block, warps in itertools.product((2048, 4096, 8192, 16384), (4, 8, 16, 32)):
-        config = crossentropy.RowConfig(block, warps)
-        runs[str(tuple(config))] = lambda c=config: crossentropy.cross_entropy(logits, target, in_place=True, config=c)
-    _rank("crossentropy (3 passes)", copy, 6.0 * logits.numel(), runs)
+    configs = ((2048, 8, 0), (2048, 8, 2), (2048, 8, 4), (4096, 16, 1), (4096, 16, 2), (8192, 16, 1), (8192, 16, 2), (8192, 32, 1), (16384, 32, 1))
+    runs = {
+        str(c): lambda c=c: crossentropy.cross_entropy(logits, target, in_place=True, config=crossentropy.RowConfig(*c)) for c in configs
+    }
+    _rank("crossentropy (3 passes)", copy, 6.0 * logits.numel(), runs, keep=9)
 
 
 SWEEPS: dict[str, Callable[[float], None]] = {
     "norm-forward": tune_norm_forward,
     "norm-backward": tune_norm_backward,
-    "swiglu": tune_swiglu,
+    "pointwise": tune_pointwise,
     "rotary": tune_rotary,
     "adamw": tune_adamw,
     "crossentropy": tune_crossentropy,
