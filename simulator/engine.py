@@ -216,6 +216,8 @@ class Merged:
     def call_back(self, output: int, waiter: Op | Merged | RankFlight) -> None:
         """Notify `waiter` when an output is known."""
         self.waiters.append((output, waiter))
+        if self.outcome is not None and self.rank.engine.windowed and self._urgent(waiter):
+            self._tell_in_time(output)
 
     def notify(self) -> None:
         """A source has ended."""
@@ -246,39 +248,57 @@ class Merged:
             waiter.notify()
 
     def revise(self) -> None:
-        """Fly with the windows known now, and schedule every output that has not been told."""
-        merge = self.segment.merge
+        """Fly with the windows known now, and schedule the telling of every output that has not been told.
+
+        When compute has ended nothing can change any more, and everything is told at once. Only what a communication that
+        slows compute waits for is told at its own time, so that its window opens in time.
+        """
+        merge, rank = self.segment.merge, self.rank
         assert merge is not None
-        first, outcome = merge.fly(self.host, self.inputs, self.rank.windows)
+        first, outcome = merge.fly(self.host, self.inputs, rank.windows)
         if outcome is self.outcome:
             return
         self.first, self.outcome = first, outcome
         self.version += 1
-        moments: dict[int, list[int]] = {}
-        for output, time in enumerate(outcome.outs):
-            if self.outs[output] is None:
-                moments.setdefault(first + time, []).append(output)
-        for moment, outputs in moments.items():
-            self.rank.engine.clock.at(moment, self._reached, (self.version, moment, outputs))
-        self.rank.until = first + outcome.outs[0]
+        rank.until = first + outcome.outs[0]
+        for output in {k for k, waiter in self.waiters if self._urgent(waiter)}:
+            self._tell_in_time(output)
+        rank.engine.clock.at(rank.until, self._computed, self.version)
+
+    def _urgent(self, waiter: Op | Merged | RankFlight) -> bool:
+        return isinstance(waiter, Op) and self.rank.engine.contention.compute[waiter.row.stream] != 1.0
+
+    def _tell_in_time(self, output: int) -> None:
+        assert self.outcome is not None
+        moment = self.first + self.outcome.outs[output]
+        if self.outs[output] is None and moment < self.rank.until:
+            self.rank.engine.clock.at(moment, self._reached, (self.version, moment, output))
 
     def _reached(self, event: object) -> None:
-        version, moment, outputs = event.value  # type: ignore[attr-defined]
-        if version != self.version:
-            return
-        for output in outputs:
+        version, moment, output = event.value  # type: ignore[attr-defined]
+        if version == self.version and self.outs[output] is None:
             self.outs[output] = moment
-        if self.outs[0] == moment and 0 in outputs:
-            assert self.segment.merge is not None
-            assert self.outcome is not None
-            self.rank.running = None
-            self._close(self.segment.merge, self.outcome, moment)
-            self.rank.windows += [(self.first + begin, self.first + end, f) for begin, end, f in self.outcome.tails]
-        waiting, self.waiters = self.waiters, []
-        self.waiters = [(k, waiter) for k, waiter in waiting if k not in outputs]
-        for k, waiter in waiting:
-            if k in outputs:
-                waiter.notify()
+            waiting, self.waiters = self.waiters, []
+            self.waiters = [(k, waiter) for k, waiter in waiting if k != output]
+            for k, waiter in waiting:
+                if k == output:
+                    waiter.notify()
+
+    def _computed(self, event: object) -> None:
+        """Compute has ended: account for it and tell all outputs, those still to come as values."""
+        if event.value != self.version:  # type: ignore[attr-defined]
+            return
+        rank, first, outcome, merge = self.rank, self.first, self.outcome, self.segment.merge
+        assert outcome is not None
+        assert merge is not None
+        self.outs = [first + out for out in outcome.outs]
+        rank.running = None
+        self._close(merge, outcome, rank.until)
+        if outcome.tails:
+            rank.windows += [(first + begin, first + end, factor) for begin, end, factor in outcome.tails]
+        waiters, self.waiters = self.waiters, []
+        for _, waiter in waiters:
+            waiter.notify()
 
     def _close(self, merge: Merge, outcome: Outcome, end: int) -> None:
         """Compute of the segment is settled: account for it."""
