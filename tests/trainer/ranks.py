@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from plan.compile import compile_run
-from plan.program import Param
+from plan.program import Param, StepProgram
 from plan.run import Run, load
 from trainer.data import TokenFile, open_data
 from trainer.executor import Executor
@@ -46,9 +46,9 @@ def make_run(model: dict[str, Any], plan: dict[str, Any], **sections: Any) -> Ru
     return load({"model": model, "cluster": "cpu", "plan": plan, "optimizer": optimizer, **sections})
 
 
-def make_executor(rank: int, run: Run, **options: Any) -> Executor | None:
+def make_executor(rank: int, run: Run, program: StepProgram | None = None, **options: Any) -> Executor | None:
     """An executor on this rank of the pool; None on a worker the run has no rank for (which takes part in making groups)."""
-    program = compile_run(run)
+    program = compile_run(run) if program is None else program
     communicators = _communicators.join(program, rank)
     if rank >= run.plan.world:
         return None
