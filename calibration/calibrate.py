@@ -34,9 +34,9 @@ Progress = Callable[[str, int, int], None]  # (what is being measured, done, of 
 class Effort:
     """Seconds spent on a point of each class, and how much of the grid is taken (1: all; 8: every eighth call)."""
 
-    gemm_s: float = 0.12
+    gemm_s: float = 0.08
     attention_s: float = 0.08
-    memory_s: float = 0.03
+    memory_s: float = 0.025
     collective_s: float = 0.12
     sharing_s: float = 0.4
     probe_s: float = 5.0

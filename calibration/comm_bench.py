@@ -154,14 +154,14 @@ def _kernels() -> dict[str, Call]:
 
 
 def _quiet_s(run: Call, seconds: float) -> float:
-    """The undisturbed time of `run`: the 20th percentile, since other work on the machine only ever adds."""
+    """The undisturbed time of `run`."""
     samples: list[float] = []
     deadline = time.perf_counter() + seconds
     while len(samples) < 5 or time.perf_counter() < deadline:
         start = time.perf_counter()
         run()
         samples.append(time.perf_counter() - start)
-    return summary(samples).quiet_s
+    return summary(samples).best_s
 
 
 def _busy(rank: int, run: Call, seconds: float, rounds: int = 4) -> float:
@@ -196,7 +196,7 @@ def _sharing(rank: int, stream: StreamThread, group: Any, seconds: float) -> Sha
     dist.barrier()
     used = time.process_time()
     stamps = [queued.result() for queued in [stream.submit(reduce) for _ in range(20)]]
-    demand = (time.process_time() - used) / (20 * summary([end - start for start, end in stamps]).quiet_s)
+    demand = (time.process_time() - used) / (20 * summary([end - start for start, end in stamps]).best_s)
     wake_s, handover_s = _wake(stream)
     dist.barrier()
     return Sharing(busy, max(1.0, beside), demand, wake_s, handover_s)
@@ -212,7 +212,7 @@ def _wake(stream: StreamThread) -> tuple[float, float]:
         begin, end = future.result()
         trips.append(time.perf_counter() - start - (end - begin))
         puts.append(put - start)
-    return summary(trips).median_s, summary(puts).median_s
+    return summary(trips).best_s, summary(puts).best_s
 
 
 def _process(rank: int, init: str, sizes: tuple[int, ...], budget_s: float, share_s: float, results: Any) -> None:

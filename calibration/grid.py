@@ -25,13 +25,20 @@ BMM_SHAPES = ((4, 64, 64, 32), (16, 128, 128, 64), (16, 128, 64, 128), (16, 512,
 # (b, heads, kv_heads, s, d)
 ATTENTION_SHAPES = (
     (1, 2, 2, 64, 32), (2, 4, 4, 128, 64), (4, 4, 4, 256, 32), (2, 4, 2, 256, 64), (1, 4, 4, 512, 64),
-    (4, 8, 8, 256, 64), (1, 8, 8, 1024, 64), (1, 4, 4, 1024, 128),
+    (8, 8, 8, 128, 32), (4, 8, 8, 256, 64), (1, 8, 8, 1024, 64), (1, 4, 4, 1024, 128),
 )  # fmt: skip
 # (rows, width): working sets of 16 KiB to 16 MiB a tensor in fp32, at widths of small and middling models.
-ROWS = ((64, 64), (512, 128), (1024, 256), (2048, 512), (4096, 1024))
-FLAT = (1024, 65_536, 524_288, 2_097_152, 8_388_608)
-CE = ((64, 256), (512, 256), (1024, 2048), (1024, 8192), (2048, 8192))
-EMBEDDING = ((64, 64, 256), (512, 256, 256), (2048, 512, 8192), (4096, 1024, 8192))
+ROWS = (
+    (64, 64), (256, 128), (512, 256), (1024, 256), (2048, 256), (2048, 512), (4096, 512), (4096, 1024),
+)  # fmt: skip
+FLAT = (1024, 16_384, 65_536, 262_144, 524_288, 1_048_576, 2_097_152, 8_388_608)
+CE = (
+    (64, 256), (256, 256), (512, 256), (2048, 256), (1024, 1024), (1024, 4096), (1024, 8192), (2048, 8192),
+)  # fmt: skip
+EMBEDDING = (
+    (64, 64, 256), (256, 128, 256), (512, 256, 256), (1024, 256, 1024), (1024, 512, 8192), (2048, 512, 8192),
+    (4096, 1024, 8192),
+)  # fmt: skip
 
 GEMM_DTYPES = {"fp32": GEMM_SHAPES, "bf16": GEMM_FEW, "fp64": GEMM_FEW}
 ROW_OPERATORS = {
@@ -58,7 +65,7 @@ def attention_calls() -> list[KernelCall]:
     for op in ("attention_forward", "attention_backward"):
         calls += [KernelCall(op, shape, "fp32", "flash") for shape in ATTENTION_SHAPES]
         calls += [
-            KernelCall(op, shape, dtype, "flash") for dtype in ("bf16", "fp64") for shape in ATTENTION_SHAPES[1:5]
+            KernelCall(op, shape, dtype, "flash") for dtype in ("bf16", "fp64") for shape in ATTENTION_SHAPES[1:6]
         ]
     return calls
 
@@ -70,7 +77,7 @@ def memory_calls() -> list[KernelCall]:
         if operator.kind == "memory":
             for dtype in ("fp32", "bf16", "fp64"):
                 shapes = _shapes(name)
-                kept = shapes if dtype == "fp32" else shapes[1:4:2]
+                kept = shapes if dtype == "fp32" else shapes[1::3]
                 calls += [
                     KernelCall(name, shape, dtype, variant) for variant in _variants(name, dtype) for shape in kept
                 ]
@@ -85,7 +92,7 @@ def _shapes(name: str) -> list[tuple[int, ...]]:
     if name.startswith("embedding"):
         return list(EMBEDDING)
     if name.startswith("softmax"):
-        return [(4 * s, s) for s in (64, 128, 256, 512, 1024)]
+        return [(4 * s, s) for s in (64, 128, 192, 256, 384, 512, 1024)]
     if name.startswith("rope"):
         return [(rows, max(1, width // 64), 64) for rows, width in ROWS]
     return list(ROWS)

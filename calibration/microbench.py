@@ -60,15 +60,16 @@ def _apart(inputs: tuple[object, ...]) -> tuple[object, ...]:
 def measure_kernels(
     calls: Iterable[KernelCall], threads: int, budget_s: float, progress: Callable[[], None] = lambda: None
 ) -> list[KernelPoint]:
-    """Time each call for about `budget_s` with `threads` threads. `progress` is called after each."""
+    """Time each call for about `budget_s` with `threads` threads, one thread by its own processor clock."""
     keep_freed_memory()
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
+    clock = time.thread_time if threads == 1 else time.perf_counter
     points = []
     try:
         with torch.no_grad():
             for call in calls:
-                points.append(KernelPoint(call, threads, repeat(prepared(call), budget_s)))
+                points.append(KernelPoint(call, threads, repeat(prepared(call), budget_s, clock)))
                 progress()
     finally:
         torch.set_num_threads(before)
@@ -116,9 +117,9 @@ def machine_probe(seconds: float = 5.0, threads: int = 1) -> dict[str, float]:
     share = seconds / 3
     try:
         return {
-            "gemm_s": repeat([lambda: torch.mm(a, b)], share, most=2000).median_s,
-            "copy_s": repeat([lambda: target.copy_(source)], share, most=2000).median_s,
-            "launch_s": repeat([lambda: tiny.add_(1.0)], share, most=2000).median_s,
+            "gemm_s": repeat([lambda: torch.mm(a, b)], share, most=2000).best_s,
+            "copy_s": repeat([lambda: target.copy_(source)], share, most=2000).best_s,
+            "launch_s": repeat([lambda: tiny.add_(1.0)], share, most=2000).best_s,
         }
     finally:
         torch.set_num_threads(before)

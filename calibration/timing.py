@@ -1,7 +1,11 @@
-"""Timing one thing well on a machine that others use: warm up, repeat inside a time budget, report the median and the
-spread.
+"""Timing one thing well on a machine that others use: warm up, repeat inside a time budget, report what was
+undisturbed.
 
-Inputs rotate between several sets, so that a call finds its data out of the nearest caches, as it would inside a step.
+Two defences against other work on the cores. A kernel on one thread is timed by its thread's processor clock, which
+stands still while another process has the core. What must be timed by the wall (several threads, two processes) keeps
+the samples within `NEAR` of the tenth percentile: other work only ever adds, and a lost time slice adds milliseconds.
+Inputs rotate between several sets, so that a call finds its data out of the nearest caches, as it would inside a
+step.
 """
 
 from __future__ import annotations
@@ -10,62 +14,58 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+NEAR = 1.3
+TICK_S = 20e-6  # calls shorter than this are timed several to a sample, so that the clock does not count
+Clock = Callable[[], float]
+Run = Callable[[], object]
+
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Seconds of one execution over `repetitions`: the median, the 20th and 80th percentiles, and the 25th (`quiet_s`),
-    the time when nothing else took the core: other work only ever adds, and a lost time slice adds milliseconds."""
+    """Seconds of one execution. `best_s`: median of the undisturbed samples, the number to use; `spread`: their
+    relative standard deviation; `kept` of `repetitions` were undisturbed; `median_s`: of all samples."""
 
-    median_s: float
-    quiet_s: float
-    p20_s: float
-    p80_s: float
+    best_s: float
+    spread: float
+    kept: int
     repetitions: int
-
-    @property
-    def best_s(self) -> float:
-        """The number to use: the median, or `quiet_s` where the median lies so far above it that other work
-        interfered."""
-        return self.median_s if self.median_s < 1.15 * self.quiet_s else self.quiet_s
-
-    @property
-    def spread(self) -> float:
-        """Half the distance between the outer percentiles, relative to the median: 0.84 sigma of a normal law."""
-        return (self.p80_s - self.p20_s) / (2 * self.median_s) if self.median_s > 0 else 0.0
+    median_s: float
 
     @property
     def uncertainty(self) -> float:
-        """Relative standard error of the number used: the spread over the root of the repetitions."""
-        return float(self.spread / self.repetitions**0.5)
+        """Relative standard error of `best_s`."""
+        return float(self.spread / self.kept**0.5)
 
 
 def summary(samples_s: Sequence[float]) -> Timed:
-    """Median and percentiles of samples."""
+    """What samples say, other work apart."""
     ordered = sorted(samples_s)
     last = len(ordered) - 1
-    return Timed(
-        ordered[last // 2], ordered[last // 4], ordered[round(0.2 * last)], ordered[round(0.8 * last)], len(ordered)
-    )
+    near = [s for s in ordered if s <= NEAR * ordered[round(0.1 * last)]]
+    middle = near[(len(near) - 1) // 2]
+    mean = sum(near) / len(near)
+    deviation = (sum((s - mean) ** 2 for s in near) / len(near)) ** 0.5
+    return Timed(middle, deviation / mean if mean > 0 else 0.0, len(near), len(ordered), ordered[last // 2])
 
 
-def repeat(runs: Sequence[Callable[[], object]], budget_s: float, least: int = 3, most: int = 40) -> Timed:
-    """Time `runs` in rotation for about `budget_s` seconds, at least `least` and at most `most` samples.
-
-    Calls shorter than 20 µs are timed several to a sample, so that the clock does not count.
-    """
-    clock = time.perf_counter
-    start = clock()
+def repeat(
+    runs: Sequence[Callable[[], object]],
+    budget_s: float,
+    clock: Clock = time.perf_counter,
+    least: int = 3,
+    most: int = 40,
+) -> Timed:
+    """Time `runs` in rotation by `clock` for about `budget_s` seconds of the wall, `least` to `most` samples."""
     for run in runs:
         run()
-    first_s = max((clock() - start) / len(runs), 1e-7)
     start = clock()
     runs[0]()
-    once_s = max(min(first_s, clock() - start), 1e-7)
-    inner = max(1, min(32, int(20e-6 / once_s)))
+    once_s = max(clock() - start, 1e-7)
+    inner = max(1, min(32, int(TICK_S / once_s)))
     samples: list[float] = []
-    deadline = clock() + budget_s
+    deadline = time.perf_counter() + budget_s
     index = 0
-    while len(samples) < least or (len(samples) < most and clock() < deadline):
+    while len(samples) < least or (len(samples) < most and time.perf_counter() < deadline):
         begin = clock()
         for _ in range(inner):
             runs[index % len(runs)]()
