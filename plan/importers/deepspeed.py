@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from plan.importers import deepspeed_keys as keys
+from plan.importers.deepspeed_account import account
 from plan.importers.deepspeed_batch import Batch, solve
 from plan.importers.deepspeed_zero import zero_section
 from plan.importers.ledger import Ledger
@@ -66,7 +67,7 @@ def translate(config: Mapping[str, Any], setting: Setting, ledger: Ledger) -> di
     plan |= _activations(clean, setting, plan.get("offload", {}), ledger)
     optimizer = _optimizer(clean, plan, ledger)
     optimizer |= _clipping(clean, setting, ledger)
-    _account(clean, ledger)
+    account(clean, ledger)
     return {"plan": plan, "optimizer": optimizer} if optimizer else {"plan": plan}
 
 
@@ -84,11 +85,24 @@ def _known(config: Mapping[str, Any], section: str, ledger: Ledger) -> dict[str,
                     continue
                 value = stands_for
             key, path = new.rsplit(".", 1)[-1], new
+        if (
+            path in keys.OBJECTS
+            and not isinstance(value, Mapping)
+            and not (path == "zero_optimization" and isinstance(value, bool))
+        ):
+            if value is not None:
+                ledger.problem(f'{path} is {value!r}, but must be an object such as {{"{_first(path)}": ...}}')
+            continue
         if known is not None and key not in known:
             ledger.unknown(key, known, "DeepSpeed key", inside=section)
             continue
         result[key] = _known(value, path, ledger) if isinstance(value, Mapping) else value
     return result
+
+
+def _first(path: str) -> str:
+    """A key that an object is known by, for messages."""
+    return {"zero_optimization": "stage", "optimizer": "type", "scheduler": "type"}.get(path, "enabled")
 
 
 def _resolve_auto(config: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
@@ -172,8 +186,9 @@ def _precision(config: dict[str, Any], setting: Setting, ledger: Ledger) -> dict
             for key in ("initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale")
             if key in section
         ]
-        if scale and unused:
-            ledger.note(f"fp16.loss_scale {scale:g} is static, so {', '.join(unused)} are unused")
+        if scale:
+            remark = f", so {', '.join(unused)} are unused" if unused else " and does not change the step's time"
+            ledger.note(f"fp16.loss_scale {scale:g} is static{remark}")
     found: dict[str, Any] = {"precision": on[0]}
     wide = config.get("data_types", {}).get("grad_accum_dtype")
     if not setting.script:
@@ -277,16 +292,3 @@ def _clipping(config: dict[str, Any], setting: Setting, ledger: Ledger) -> dict[
         " taken"
     )
     return {"clip_norm": pinned}
-
-
-def _account(config: dict[str, Any], ledger: Ledger) -> None:
-    ledger.no_effect([key for key in config if key in keys.NO_EFFECT], "DeepSpeed keys")
-    for key in config:
-        if key in keys.UNMODELLED:
-            ledger.warn(f"DeepSpeed key {key}: its effect on the step is not forecast")
-        if key in keys.NOT_FORECAST and _switched_on(config[key]):
-            ledger.not_yet(f"DeepSpeed's {key}", keys.NOT_FORECAST[key])
-
-
-def _switched_on(value: object) -> bool:
-    return bool(value.get("enabled", True)) if isinstance(value, dict) else bool(value)

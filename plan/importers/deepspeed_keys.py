@@ -65,19 +65,52 @@ RENAMED: dict[str, tuple[str, object]] = {
 }
 """Old name → new name, and the value that `true` stands for."""
 
-NO_EFFECT = frozenset(
-    """steps_per_print wall_clock_breakdown memory_breakdown dump_state comms_logger flops_profiler tensorboard wandb
-    csv_monitor comet checkpoint zero_allow_untested_optimizer zero_force_ds_cpu_optimizer nebula timers autotuning aio
-    dataloader_drop_last
-    load_from_fp32_weights gradient_predivide_factor prescale_gradients disable_allgather
-    use_data_before_expert_parallelism""".split()
+OBJECTS = frozenset(
+    """zero_optimization zero_optimization.offload_optimizer zero_optimization.offload_param fp16 bf16 optimizer
+    optimizer.params scheduler scheduler.params activation_checkpointing data_types""".split()
 )
+"""Keys whose value must be an object."""
+
+OPENED = OBJECTS
+"""Sections whose keys are spoken of one by one."""
+
+READ = frozenset(
+    """train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping zero_optimization
+    zero_optimization.stage zero_optimization.reduce_bucket_size zero_optimization.overlap_comm
+    zero_optimization.stage3_prefetch_bucket_size zero_optimization.stage3_param_persistence_threshold
+    zero_optimization.stage3_max_live_parameters zero_optimization.zero_hpz_partition_size
+    zero_optimization.zero_quantized_weights zero_optimization.zero_quantized_gradients
+    zero_optimization.mics_shard_size zero_optimization.offload_optimizer.device
+    zero_optimization.offload_optimizer.ratio zero_optimization.offload_param.device fp16.enabled fp16.loss_scale
+    bf16.enabled optimizer.type scheduler.type optimizer.params.lr optimizer.params.betas optimizer.params.eps
+    optimizer.params.weight_decay scheduler.params.warmup_num_steps scheduler.params.total_num_steps
+    scheduler.params.warmup_max_lr activation_checkpointing.partition_activations
+    activation_checkpointing.cpu_checkpointing activation_checkpointing.contiguous_memory_optimization
+    activation_checkpointing.number_checkpoints
+    data_types.grad_accum_dtype""".split()
+)
+"""Dotted keys that are translated; known keys that are neither here nor below have no effect on the forecast."""
+
 UNMODELLED = frozenset(
     """sparse_gradients data_efficiency curriculum_learning compile graph_harvesting communication_data_type
-    gradient_allreduce_op
-    seq_parallel_communication_data_type fp32_allreduce pipeline""".split()
+    gradient_allreduce_op seq_parallel_communication_data_type fp32_allreduce pipeline
+    zero_optimization.contiguous_gradients zero_optimization.reduce_scatter
+    zero_optimization.use_multi_rank_bucket_allreduce zero_optimization.allgather_partitions
+    zero_optimization.allgather_bucket_size zero_optimization.stage3_model_persistence_threshold
+    zero_optimization.stage3_max_reuse_distance zero_optimization.sub_group_size
+    zero_optimization.stage3_module_granularity_threshold zero_optimization.stage3_use_all_reduce_for_fetch_params
+    zero_optimization.stage3_allgather_sequential zero_optimization.leaf_module
+    zero_optimization.mics_hierarchical_params_gather zero_optimization.zero_quantized_nontrainable_weights
+    zero_optimization.zeropp_loco_param zero_optimization.coalesce_grad_reduction
+    zero_optimization.offload_optimizer.pin_memory zero_optimization.offload_optimizer.buffer_count
+    zero_optimization.offload_optimizer.pipeline_read zero_optimization.offload_optimizer.pipeline_write
+    zero_optimization.offload_optimizer.pipeline zero_optimization.offload_optimizer.super_offload
+    zero_optimization.offload_param.pin_memory zero_optimization.offload_param.buffer_count
+    zero_optimization.offload_param.buffer_size zero_optimization.offload_param.max_in_cpu
+    fp16.fp16_master_weights_and_grads bf16.immediate_grad_update bf16.bf16_master_weights_and_grads
+    bf16.bf16_optimizer_states""".split()
 )
-"""Known keys whose effect on the step is left out of the forecast: each gives a warning."""
+"""Dotted keys whose effect on the step is left out of the forecast: one warning lists them."""
 
 NOT_FORECAST = {
     "sparse_attention": "dense attention",
@@ -87,6 +120,8 @@ NOT_FORECAST = {
     "amp": "fp16 or bf16",
     "torch_autocast": "bf16",
     "hybrid_engine": "training only",
+    "tensor_parallel": "Megatron's --tensor-model-parallel-size",
+    "sequence_parallel_size": "sequence_parallel_size 1",
     "elasticity": "explicit train_batch_size and train_micro_batch_size_per_gpu",
 }
 ZERO_NOT_FORECAST = {

@@ -190,7 +190,7 @@ def _neox(config: Mapping[str, Any], model: Mapping[str, Any], ledger: Ledger) -
 
 def rope(config: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     """Rotary settings from `rope_parameters` (v5) or `rope_theta` and `rope_scaling` (v4)."""
-    new, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    new, old = _object(config, "rope_parameters", ledger), _object(config, "rope_scaling", ledger)
     values = {**old, **new}
     theta = new.get("rope_theta", config.get("rope_theta", config.get("rotary_emb_base", 10000.0)))
     part = values.get("partial_rotary_factor", config.get("partial_rotary_factor", config.get("rotary_pct", 1.0)))
@@ -212,6 +212,14 @@ def rope(config: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
         if theirs in values:
             scaling[ours] = ledger.number(values[theirs], theirs)
     return found | {"scaling": scaling}
+
+
+def _object(config: Mapping[str, Any], key: str, ledger: Ledger) -> Mapping[str, Any]:
+    value = config.get(key) or {}
+    if isinstance(value, Mapping):
+        return value
+    ledger.problem(f"{key} is {value!r}, but must be an object")
+    return {}
 
 
 def _unsupported(kind: str, config: Mapping[str, Any], length: int, ledger: Ledger) -> None:
