@@ -23,6 +23,8 @@ GPT: Mapping[str, Any] = {
     "positions": "learned",
     "bias": True,
     "tied_embeddings": True,
+    "dropout": 0.1,  # Megatron-LM's defaults, both
+    "attention_dropout": 0.1,
 }
 BLOOM: Mapping[str, Any] = {**GPT, "positions": "alibi", "embedding_norm": True}
 LLAMA: Mapping[str, Any] = {"activation": "swiglu", "norm": "rmsnorm", "positions": "rotary", "bias": False}
