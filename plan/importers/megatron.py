@@ -60,7 +60,7 @@ def translate(script: Script, folder: Path, request: Request, ledger: Ledger) ->
     arguments = Arguments.parse(launch.flags, script.expander, ledger)
     cluster, world = _cluster(script, launch, said, request, ledger)
     model = _model(arguments, request, ledger)
-    plan = plan_section(arguments, _whole(model.get("layers")), ledger)
+    plan = plan_section(arguments, _layers(model), ledger)
     run: dict[str, Any] = {"model": model, "plan": plan}
     if cluster:
         run = {"model": model, "cluster": cluster, "plan": plan}
@@ -116,8 +116,8 @@ def _model(arguments: Arguments, request: Request, ledger: Ledger) -> dict[str, 
         ledger.warn(
             f"--model {chosen.get('preset', chosen.get('name', 'given'))} replaces the model of the script's flags"
         )
-    length = {"seq_length": model["seq_length"]} if model.get("seq_length") else {}
-    return chosen | length
+    length = arguments.integer("--seq-length")
+    return chosen | ({"seq_length": length} if length else {})
 
 
 def model_of(model: str | Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
@@ -188,6 +188,13 @@ def _explain_batch(a: Arguments, plan: Mapping[str, Any], world: World, ledger: 
                 f" {micro * ranks}"
             )
     return whole if whole is not None else micro * ranks
+
+
+def _layers(model: Mapping[str, Any]) -> int | None:
+    """Number of layers of a model section, looked up where it names a preset."""
+    name = str(model.get("preset"))
+    known = presets.preset("models", name) if name in presets.names("models") else {}
+    return _whole(model.get("layers", known.get("layers")))
 
 
 def _attention_dropout(model: dict[str, Any], plan: Mapping[str, Any], ledger: Ledger) -> None:

@@ -113,7 +113,7 @@ def cluster_section(
         section |= {"gpus_per_node": world.gpus_per_node} if world.gpus_per_node else {}
     if "preset" not in section and "gpu" not in section:
         known = ", ".join(name for name in presets.names("clusters") if name != "cpu")
-        ledger.warn(f"nothing says which GPUs: give --cluster PRESET --nodes N (presets: {known})")
+        ledger.problem(f"nothing says which GPUs run this: give --cluster PRESET --nodes N (presets: {known})")
         return section, World(count, per_node, gpus, world.where)
     count = count or (None if gpus else _whole(preset.get("nodes")) or 1)
     return section, World(count, per_node, gpus, world.where or ("--cluster" if cluster is not None else ""))

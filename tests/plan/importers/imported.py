@@ -9,10 +9,10 @@ SHAPE = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32
 
 
 def imported(folder: Path, text: str, name: str = "launch.sh", **request: Any) -> ImportResult:
-    """Import a text as the file `name`; problems are returned, not raised."""
+    """Import a text as the file `name`, on A100 nodes unless another cluster is asked for; problems are returned."""
     path = folder / name
     path.write_text(text, encoding="utf-8")
-    return import_file(path, refuse=False, **request)
+    return import_file(path, refuse=False, **({"cluster": "dgx-a100-80gb"} | request))
 
 
 def script(flags: str, launcher: str = "torchrun --nproc_per_node 8", before: str = "") -> str:

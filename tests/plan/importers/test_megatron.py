@@ -180,6 +180,25 @@ def test_a_script_without_model_flags_takes_the_model_given(tmp_path: Path) -> N
     result = imported(tmp_path, text, cluster=DGX, model="gpt3-13b")
     assert result.run_dict["model"] == {"preset": "gpt3-13b"}
     assert not result.problems
+    more = f"{text} --seq-length 1024 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 5"
+    result = imported(tmp_path, more, cluster=DGX, model="gpt3-13b")
+    assert result.run_dict["model"]["seq_length"] == 1024
+    assert result.run_dict["plan"]["virtual_pipeline"] == 2  # 40 layers / 4 stages / 5
+
+
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [
+        ("--gres=gpu:a100:8", "dgx-a100-80gb"),
+        ("--gpus-per-node=h100:8", "dgx-h100"),
+        ("--constraint=a100-40gb", "dgx-a100-40gb"),
+    ],
+)
+def test_the_slurm_header_names_the_gpu(tmp_path: Path, header: str, name: str) -> None:
+    """A GPU type in the header chooses a node type, with a warning; the command line would win."""
+    result = imported(tmp_path, script("", before=f"#SBATCH --nodes=2\n#SBATCH {header}"), cluster=None)
+    assert result.run_dict["cluster"]["preset"] == name
+    assert said(result, "is read as nodes like", name)
 
 
 def test_a_sourced_file_is_refused_by_name(tmp_path: Path) -> None:
@@ -247,7 +266,7 @@ def test_attention_dropout_inside_a_fused_kernel(tmp_path: Path) -> None:
 def test_pragmas_set_what_flags_cannot_say(tmp_path: Path) -> None:
     """A comment names the cluster; the command line's cluster wins over it."""
     text = script("--bf16", before="# windtunnel: cluster.preset=dgx-a100-80gb cluster.nics.count=4 budget.tokens=1e9")
-    result = imported(tmp_path, text)
+    result = imported(tmp_path, text, cluster=None)
     assert result.run_dict["cluster"] == {"preset": DGX, "nics": {"count": 4}}
     assert load(result.run_dict).budget.tokens == 1e9
     other = imported(tmp_path, text, cluster="dgx-h100")
@@ -272,6 +291,7 @@ def test_an_unknown_cluster_preset_names_the_nearest(tmp_path: Path) -> None:
     assert said(imported(tmp_path, script(""), cluster="dgx-a100-80g"), "dgx-a100-80g", "did you mean 'dgx-a100-80gb'?")
 
 
-def test_no_cluster_is_a_warning_that_says_what_to_give(tmp_path: Path) -> None:
+def test_no_cluster_is_a_problem_that_says_what_to_give(tmp_path: Path) -> None:
     """The presets are listed."""
-    assert said(imported(tmp_path, script("")), "nothing says which GPUs", "dgx-h100")
+    result = imported(tmp_path, script(""), cluster=None)
+    assert any("give --cluster PRESET --nodes N" in each and "dgx-h100" in each for each in result.problems)
