@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plan.errors import WindtunnelError
-from plan.program import STREAMS, RankProgram, label
+from plan.program import STREAMS, RankProgram
+from plan.text import label_of
 from simulator.breakdown import CLASSES, HOST, Trail, blame
 from simulator.clock import FLOOR, Clock
 from simulator.coarsen import Cut, Segment
@@ -524,7 +525,8 @@ class RankFlight:
         local = node.row.local if isinstance(node, Op) else node.segment.rows[0].local
         call = self.program.calls[node.call]
         i = self.program.blocks[call.block].instructions[local]
-        return f"{self.name} is stuck at {label(i.phase, i.kind, call.micro, i.unit, i.piece)} on {i.stream}"
+        where = label_of(i, -1 if i.phase == "step" else call.micro)
+        return f"{self.name} is stuck at {where} on {i.stream}"
 
 
 class Engine:

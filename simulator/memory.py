@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.profile import Allocator
-from plan.program import Block, Buffer, Call, RankProgram, label
+from plan.program import Block, Buffer, Call, RankProgram
+from plan.text import label_of
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "workspace", "framework")
 PART_OF_POOL = {
@@ -83,7 +84,8 @@ class Rounding:
 
 
 def _up(bytes_: int, step: int) -> int:
-    return -(-bytes_ // step) * step
+    """Rounded up to a multiple of `step` (0: not at all)."""
+    return bytes_ if step == 0 else -(-bytes_ // step) * step
 
 
 def on_allocator(buffer: Buffer) -> bool:
@@ -175,7 +177,7 @@ def fly_memory(stage: RankProgram, allocator: Allocator) -> StageMemory:
         peak_reserved_bytes=_reserved(effects, order, ledger.sizes, rounding),
         resident_bytes=sum(resident),
         parts=dict(zip(PARTS, parts, strict=True)),
-        where=label(instruction.phase, instruction.kind, call.micro, instruction.unit, instruction.piece),
+        where=label_of(instruction, -1 if instruction.phase == "step" else call.micro),
         host_bytes=sum(b.bytes for b in stage.buffers if b.base is None and b.pool in OFF_DEVICE),
         largest=_largest(stage),
     )

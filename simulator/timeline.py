@@ -117,7 +117,8 @@ class _Adder:
             key = (i.comm.role, i.comm.channel)
             counts[key] = counts.get(key, -1) + 1
             comm = (i.comm.bytes, i.comm.role, i.comm.channel, counts[key])
-        values = (rank, call.base + local, i.phase, i.kind, call.micro, i.unit, i.piece, i.stream, *times, *comm)
+        micro = -1 if i.phase == "step" else call.micro  # as `expand` says
+        values = (rank, call.base + local, i.phase, i.kind, micro, i.unit, i.piece, i.stream, *times, *comm)
         for column, value in zip(self.lists, values, strict=True):
             column.append(value)
 

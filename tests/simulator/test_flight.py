@@ -1,0 +1,99 @@
+"""What a flight hands out: timeline, interval, profile by threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from calibration.profile import CoreSharing
+from plan.program import expand
+from plan.skew import split
+from simulator.breakdown import fractions
+from simulator.flight import fly
+from tests.simulator.fakes import FakeProfile
+from tests.simulator.runs import cluster_run, small
+
+PLAN = {"tensor_parallel": 2, "pipeline_parallel": 2, "data_parallel": 2, "global_batch_size": 8, "zero_stage": 1}
+
+
+def test_timeline_has_every_instruction_of_a_rank_under_its_own_id() -> None:
+    program, run = small(PLAN)
+    timeline = fly(program, run, FakeProfile()).timeline()
+    placed = list(expand(program.classes[0]))
+    mine = timeline.select(timeline.columns["rank"] == 0)
+    assert mine.ints("id") == [p.id for p in placed]
+    assert mine.ints("seq") == [p.seq for p in placed]
+    assert mine.ints("micro") == [p.micro for p in placed]
+    assert timeline.header.program_hash == program.hash
+    assert timeline.header.stands_for == {0: (0, 1, 2, 3), 4: (4, 5, 6, 7)}
+
+
+def test_rows_are_in_causal_order() -> None:
+    """issued <= ready <= start <= end, and nothing starts before what it waits for has ended."""
+    program, run = small(PLAN)
+    for profile in (FakeProfile(), FakeProfile(issue_s=1e-4), FakeProfile(factors={("compute", "tp"): 1.3})):
+        timeline = fly(program, run, profile).timeline([0])
+        issued, ready, start, end = (timeline.columns[f"{name}_s"] for name in ("issued", "ready", "start", "end"))
+        assert (issued <= ready).all()
+        assert (ready <= start).all()
+        assert (start <= end).all()
+        ends = dict(zip(timeline.ints("id"), end.tolist(), strict=True))
+        starts = dict(zip(timeline.ints("id"), start.tolist(), strict=True))
+        for placed in expand(program.classes[0]):
+            assert all(ends[wait] <= starts[placed.id] for wait in placed.waits)
+
+
+def test_the_wait_for_a_partner_is_apart_from_the_transfer() -> None:
+    """A receive's transfer is what the profile says; what comes before it is the wait for the sender."""
+    program, run = small({"pipeline_parallel": 2, "global_batch_size": 4})
+    flight = fly(program, run, FakeProfile())
+    timeline = flight.timeline()
+    _, transfer = split(timeline)
+    received = timeline.columns["kind"] == timeline.code("RECV")
+    sent = timeline.columns["kind"] == timeline.code("SEND")
+    one = flight.profile.collective("send", timeline.ints("bytes")[int(np.flatnonzero(sent)[0])], "bf16", flight.colours[0].meetings["pp_next"].geometry)
+    assert transfer[received | sent] == pytest.approx(one.latency_s + one.transfer_s, rel=1e-6)
+
+
+def test_a_timeline_may_be_asked_for_some_ranks() -> None:
+    program, run = small(PLAN)
+    timeline = fly(program, run, FakeProfile()).timeline([5])
+    assert set(timeline.ints("rank")) == {5}
+
+
+def test_the_interval_contains_the_step_and_is_wider_above() -> None:
+    program, run = small(PLAN)
+    flight = fly(program, run, FakeProfile())
+    below, above = flight.step_time_s - flight.interval.low_s, flight.interval.high_s - flight.step_time_s
+    assert 0 < below < above
+    assert sum(flight.interval.shares.values()) == pytest.approx(1.0)
+
+
+def test_a_profile_without_residuals_has_no_interval() -> None:
+    program, run = small(PLAN)
+    flight = fly(program, run, FakeProfile(residuals={}))
+    assert flight.interval.low_s == flight.step_time_s == flight.interval.high_s
+
+
+def test_fractions_of_nothing() -> None:
+    assert sum(fractions([0] * 10).values()) == 1.0
+
+
+@dataclass
+class ByThreads(FakeProfile):
+    """A CPU profile that says for how many threads it was asked."""
+
+    def for_threads(self, threads: int) -> FakeProfile:
+        return replace(self, flops_per_s=self.flops_per_s * threads)
+
+
+def test_a_cpu_flight_uses_the_profile_of_its_threads() -> None:
+    program, run = small({"global_batch_size": 1})
+    profile = ByThreads(bytes_per_s=float("inf"), launch_s=0.0, issue_s=0.0, cores=CoreSharing(8, 1, 0.5, {}))
+    cluster = cluster_run(1, "cpu").cluster
+    one, four = (
+        fly(program, replace(run, cluster=replace(cluster, threads_per_rank=threads)), profile).step_time_s for threads in (1, 4)
+    )
+    assert one == pytest.approx(4 * four, rel=1e-6)
