@@ -12,7 +12,7 @@ its instructions, as a mean over ranks; they overlap in time, so classes do not 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -120,6 +120,9 @@ class Comparison:
     """Waiting for late members, largest first."""
     compute_idle_s: tuple[float, float]
     """Time a step without work on the compute stream, mean over ranks: predicted, measured (recorded steps)."""
+    machine_drift: dict[str, float]
+    """Machine probe at training over the profile's (gemm, copy, launch): above 1 the machine was slower than
+    calibrated."""
     only_predicted: int
     """Instructions of the recorded ranks that were forecast but not measured."""
     only_measured: int
@@ -132,11 +135,13 @@ def compare(
     step_times_s: Sequence[float] = (),
     top: int = 12,
     interval_s: tuple[float, float] | None = None,
+    probe: Mapping[str, float] | None = None,
 ) -> Comparison:
     """Hold two timelines of one program against each other.
 
     `step_times_s`: every step of the run (steps.jsonl), warm-up included; left out, the recorded steps alone count.
-    `top`: how many single instructions to list. Raises InputError when the programs differ or nothing is common.
+    `top`: how many single instructions to list. `probe`: the profile's machine probe. Raises InputError when the
+    programs differ or nothing is common.
     """
     refuse_other_program(predicted, measured)
     joined = join(predicted, measured)
@@ -158,6 +163,7 @@ def compare(
         instructions=tuple(_instruction(row) for row in worst[:top]),
         skew=_skew(joined.rows, ranks),
         compute_idle_s=_idle(joined.rows, ranks, step_time),
+        machine_drift=_drift(measured.header.machine_probe, probe or {}),
         only_predicted=joined.only_predicted,
         only_measured=joined.only_measured,
     )
@@ -247,6 +253,12 @@ def _idle(rows: Iterable[Joined], ranks: int, step: StepTime) -> tuple[float, fl
     predicted = step.predicted_s - sum(p for p, _ in busy) / ranks
     measured = (step.recorded_s or step.measured_s) - sum(m for _, m in busy) / ranks
     return predicted, measured
+
+
+def _drift(today: Mapping[str, float], profile: Mapping[str, float]) -> dict[str, float]:
+    """Ratios of what both probed, `gemm_s` named `gemm`."""
+    names = [name for name in today if profile.get(name, 0.0) > 0]
+    return {name.removesuffix("_s"): today[name] / profile[name] for name in sorted(names)}
 
 
 def relative(predicted_s: float, measured_s: float) -> float | None:

@@ -10,7 +10,6 @@ from reports.tables import milliseconds, percent, seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
 
 
 def compare_text(comparison: Comparison, width: int = 100, colour: bool = False, pieces: int = 12) -> str:
@@ -55,6 +54,9 @@ def _head(comparison: Comparison) -> str:
     if step.recorded_s is not None:
         steps = ", ".join(map(str, comparison.recorded_steps))
         lines.append(f"instructions were recorded in steps {steps}, which took {seconds(step.recorded_s)} (median)")
+    if comparison.machine_drift:
+        drift = ", ".join(f"{name} {ratio:.2f}" for name, ratio in comparison.machine_drift.items())
+        lines.append(f"machine probe of the day over the profile's: {drift} (1 = as fast as when it was calibrated)")
     if comparison.only_predicted or comparison.only_measured:
         lines.append(
             f"not compared: {comparison.only_predicted} instructions only in the forecast, "
@@ -63,7 +65,7 @@ def _head(comparison: Comparison) -> str:
     return "\n".join(lines)
 
 
-def _classes(title: str, rows: tuple[ClassRow, ...]) -> Table:
+def _classes(title: str, rows: tuple[ClassRow, ...]) -> RenderableType:
     columns = ("", "instructions", "predicted", "measured", "difference", "error")
     return tables.table(title, columns, [_class(row) for row in rows])
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
 
 TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
@@ -71,21 +70,14 @@ def gib(value: float) -> str:
 
 def table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1, last_left: bool = False
-) -> Table:
+) -> RenderableType:
     """A table whose first `left` columns (and the last, if `last_left`) are text, and whose others are numbers."""
     from rich import box
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(
-        title=title or None,
-        show_header=any(columns),
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        show_edge=False,
-    )
+    made = Table(show_header=any(columns), box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for place, name in enumerate(columns):
         if place < left or (last_left and place == len(columns) - 1):
             made.add_column(Text(name), overflow="fold")
@@ -93,7 +85,7 @@ def table(
             made.add_column(Text(name), justify="right", no_wrap=True)
     for row in rows:
         made.add_row(*(Text(cell) for cell in row))
-    return made
+    return Group(Text(title, style="bold"), made) if title else made
 
 
 def spaced(parts: Iterable[RenderableType]) -> list[RenderableType]:

@@ -59,8 +59,14 @@ def compare_folder(folder: RunFolder, profile: Any = None, top: int = 12) -> Com
     flown = api.fly(run, profile=profile or profile_named(measured) or run.cluster.profile)
     predicted = flown.flight.timeline()
     interval = flown.flight.interval
-    comparison = compare(predicted, measured, times_s, top, (interval.low_s, interval.high_s))
+    comparison = compare(predicted, measured, times_s, top, (interval.low_s, interval.high_s), _probe(flown))
     return Compared(comparison, predicted, measured, run)
+
+
+def _probe(flown: api.Flown) -> dict[str, float]:
+    """The profile's machine probe, where a run's can be held against it (calibration probes with one thread)."""
+    comparable = flown.run.cluster.device != "cpu" or flown.run.cluster.threads_per_rank == 1
+    return dict(flown.profile.file.probe) if comparable else {}
 
 
 def profile_named(measured: Timeline) -> str | None:

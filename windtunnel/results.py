@@ -205,4 +205,6 @@ class Demo:
     profile_hash_after: str
     """The same after everything: the second run was forecast from an unchanged profile."""
     seconds: float
+    load_average: float
+    """Before the demo began: above about 0.5, other work shared the cores and the measured times include it."""
     runs: tuple[DemoRun, ...]

@@ -77,6 +77,14 @@ def test_idle_time_of_the_compute_stream_is_what_its_work_leaves() -> None:
     assert found.compute_idle_s == pytest.approx((2e-3, 5e-3))
 
 
+def test_a_machine_that_drifted_is_said() -> None:
+    today = measured(machine_probe={"gemm_s": 3e-3, "copy_s": 1e-3, "odd_s": 1.0})
+    found = compare(predicted(), today, probe={"gemm_s": 2e-3, "copy_s": 1e-3, "launch_s": 1e-6})
+    assert found.machine_drift == pytest.approx({"copy": 1.0, "gemm": 1.5})
+    assert "copy 1.00, gemm 1.50" in compare_text(found)
+    assert compare(predicted(), today).machine_drift == {}
+
+
 def test_the_text_fits_the_page_and_says_the_error() -> None:
     text = compare_text(
         compare(predicted(), measured(late_s=(0, 1e-3)), [0.5, 0.0125, 0.0125], interval_s=(0.012, 0.017))

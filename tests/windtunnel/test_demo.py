@@ -21,7 +21,7 @@ def result(**more: Any) -> Demo:
     worst = (Residual("tensor RS", 1e-3, 2e-3, -0.5), Residual("forward", 3e-3, 2e-3, 0.5))
     run = DemoRun("cpu-llama-3m TP2", "/tmp/demo/one", 25, 0.1, 0.11, (0.1, 0.12), -0.0909, worst)
     values = {"folder": "/tmp/demo", "profile": "p", "profile_hash_before": "a" * 64, "profile_hash_after": "a" * 64}
-    return Demo(**(values | {"seconds": 200.0, "runs": (run, run)} | more))  # type: ignore[arg-type]
+    return Demo(**(values | {"seconds": 200.0, "load_average": 0.1, "runs": (run, run)} | more))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", demo.RUNS)
