@@ -8,6 +8,7 @@ torchrun stops the other ranks when one fails; the message names the rank that f
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -45,6 +46,7 @@ def launch(run: Run, folder: Path) -> Path:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     prepare(run, folder)
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what failed is said once, below
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=run.plan.world, run_id=folder.name, rdzv_backend="c10d", rdzv_endpoint="localhost:0",
         max_restarts=0, monitor_interval=0.2, shutdown_timeout=STOP_S,

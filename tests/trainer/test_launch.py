@@ -1,0 +1,122 @@
+"""A run under torchrun: what it leaves behind, and what is said when a rank is killed."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from plan.compile import compile_run
+from plan.errors import InputError
+from plan.program import expand
+from plan.run import Run, load
+from plan.timeline import load as load_timeline
+from plan.timeline import merge
+from tests.trainer.ranks import LLAMA, make_run
+from trainer.launch import launch, prepare
+from trainer.log import plain
+from trainer.status import read
+
+LAUNCH = """
+import sys
+from pathlib import Path
+from plan.errors import WindtunnelError
+from plan.run import load
+from trainer.launch import launch
+try:
+    launch(load(sys.argv[1]), Path(sys.argv[2]))
+except WindtunnelError as error:
+    print(error); sys.exit(error.exit_code)
+"""
+
+
+def _start(run: Run, folder: Path) -> "subprocess.Popen[bytes]":
+    """The launcher in a process of its own; what it prints goes to FOLDER.said."""
+    folder.mkdir()
+    path = folder.with_suffix(".yaml")
+    path.write_text(yaml.safe_dump(plain(run.to_dict())))
+    with folder.with_suffix(".said").open("w") as said:
+        return subprocess.Popen([sys.executable, "-c", LAUNCH, str(path), str(folder)], stdout=said, stderr=said)
+
+
+def _said(folder: Path) -> str:
+    return folder.with_suffix(".said").read_text()
+
+
+def _tiny(steps: int, **plan: Any) -> Run:
+    return make_run(LLAMA, {"precision": "fp32", **plan}, train={"steps": steps})
+
+
+@pytest.mark.slow
+def test_a_run_leaves_its_resolved_file_a_line_a_step_and_timelines_of_every_rank(tmp_path: Path) -> None:
+    run = _tiny(8, tensor_parallel=2, sequence_parallel=True)
+    started = _start(run, tmp_path / "run")
+    folder = tmp_path / "run"
+    assert started.wait(100) == 0, _said(folder)
+    assert load(folder / "run.yaml") == run
+    lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(8))
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    assert {"grad_norm", "lr", "step_time_s", "tokens_per_s", "mfu", "peak_allocated_gib"} <= set(lines[0])
+    files = sorted((folder / "timeline").iterdir())
+    assert [f.name for f in files] == [f"step-{s:06d}.rank-{r:04d}.json.gz" for s in (5, 6, 7) for r in (0, 1)]
+    timeline = merge([load_timeline(f) for f in files])
+    program = compile_run(run)
+    assert timeline.header.program_hash == program.hash
+    ids = {placed.id for placed in expand(program.classes[0])}
+    for row in timeline.rows():
+        assert row.id in ids
+        assert row.issued_s <= row.ready_s <= row.start_s <= row.end_s
+    assert len(timeline) == len(ids) * 2 * 3
+
+
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_job_and_is_named_with_its_instruction(tmp_path: Path) -> None:
+    run = _tiny(100_000, pipeline_parallel=2)
+    started = _start(run, tmp_path / "run")
+    status = tmp_path / "run" / "status" / "rank-1"
+    _until(lambda: status.exists() and read(status)[0] >= 2, started, tmp_path / "run")
+    os.kill(_pid_of_rank(1, tmp_path / "run"), signal.SIGKILL)
+    killed = time.monotonic()
+    assert started.wait(30) == 1
+    assert time.monotonic() - killed < 30
+    said = _said(tmp_path / "run")
+    assert "rank 1 was killed by signal 9 (SIGKILL)" in said
+    assert re.search(r"rank 1: step \d+, (F|B|step) [A-Z]+\d[\d.]* \w", said), said
+
+
+def test_what_cannot_train_is_refused_before_a_rank_starts(tmp_path: Path) -> None:
+    run = make_run(LLAMA | {"positions": "alibi"}, {"implementation": "megatron"}, data={"path": "nowhere.npy"})
+    with pytest.raises(InputError) as error:
+        launch(run, tmp_path)
+    assert len(error.value.problems) == 2
+    with pytest.raises(InputError, match=r"nowhere\.npy"):
+        prepare(make_run(LLAMA, {}, data={"path": "nowhere.npy"}), tmp_path)
+    with pytest.raises(InputError, match="set model.vocab to at least"):
+        prepare(make_run(LLAMA | {"vocab": 64}, {}), tmp_path)
+
+
+def _until(happened: Any, process: "subprocess.Popen[bytes]", folder: Path) -> None:
+    deadline = time.monotonic() + 90
+    while not happened():
+        assert process.poll() is None, _said(folder)
+        assert time.monotonic() < deadline, "the run did not reach its third step"
+        time.sleep(0.05)
+
+
+def _pid_of_rank(rank: int, folder: Path) -> int:
+    for process in Path("/proc").iterdir():
+        try:
+            command = (process / "cmdline").read_bytes().decode()
+            if str(folder) in command and "trainer.run" in command and f"\0RANK={rank}\0" in "\0" + (process / "environ").read_bytes().decode():
+                return int(process.name)
+        except (OSError, ValueError):
+            continue
+    raise AssertionError(f"no process of rank {rank}")
