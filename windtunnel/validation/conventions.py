@@ -38,9 +38,10 @@ FSDP: Mapping[str, Any] = {"implementation": "torch-fsdp", "attention": "flash"}
 class Convention:
     """How a source's rows are read. `matches`: the `file` column and how ids begin.
 
-    `cluster` overrides keys of the node type that the row's `gpu` column names. `memory`: what the printed figure counts (live tensors, what the allocator holds, or the whole device), in units of
-    `memory_unit_bytes`. `presumed[column]` = (value, why) fills an empty cell. `anomalous[id]` = why
-    no model of healthy hardware can be held to that row: scores are given with and without them.
+    `cluster` overrides keys of the node type that the row's `gpu` column names. `stages`: how units are shared out
+    over the pipeline. `memory`: what the printed figure counts (live tensors, what the allocator holds, or the whole
+    device), in units of `memory_unit_bytes`. `presumed[column]` = (value, why) fills an empty cell.
+    `anomalous[id]` = why no model of healthy hardware can be held to that row: scores are given with and without them.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Convention:
     cluster: Mapping[str, Any] = field(default_factory=dict)
     presumed: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     anomalous: Mapping[str, str] = field(default_factory=dict)
+    stages: Literal["auto", "by cost"] = "auto"
     memory: MemoryKind = "device"
     memory_unit_bytes: float = 2.0**30
     why: str = ""
@@ -108,7 +110,8 @@ CONVENTIONS: tuple[Convention, ...] = (
         family=BLOOM,
         plan={**MEGATRON, "communication": {"overlap": False}},
         memory="device",
-        why="Jean Zay: 4 × Omni-Path 100 Gb/s a node. Megatron's program stands for Megatron-DeepSpeed's. nvidia-smi memory.",
+        why="Jean Zay: 4 × Omni-Path 100 Gb/s a node. Megatron's program stands for Megatron-DeepSpeed's. Memory is "
+        "nvidia-smi's.",
     ),
     Convention(
         name="zero-bubble",
@@ -134,12 +137,14 @@ CONVENTIONS: tuple[Convention, ...] = (
             "kernels": "eager",
             "communication": {"overlap": True},
         },
+        stages="by cost",
         presumed={
             "recompute": ("none", "the framework's default"),
             "sp": ("yes", "TP mode not printed; reduce-scatter mode is the benchmark script's default"),
         },
         memory="allocated",
-        why="AWS p5 presumed. nanotron is closest to our own trainer: 1F1B, flash attention, fp32 accumulation, ZeRO-1.",
+        why="AWS p5 presumed. Our own trainer's program stands for nanotron's (1F1B, flash attention, fp32 "
+        "accumulation); stages are balanced by the weights of matrix products, as it does.",
     ),
     Convention(
         name="nvidia-dgxc",

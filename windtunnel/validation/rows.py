@@ -12,7 +12,7 @@ yet forecast" is asked of `plan.run.load`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -187,6 +187,8 @@ class _Reader:
             "recompute": self._one_of("recompute", {name: name for name in RECOMPUTES}),
             "precision": self._one_of("precision", PRECISIONS),
         }
+        if self.source.stages == "by cost" and pp > 1 and vpp == 1:
+            plan["pipeline_layout"] = self._layout_by_cost(pp)
         schedule = SCHEDULES.get(self.row.text("schedule"))
         return plan | ({"schedule": schedule} if schedule else {})
 
@@ -214,6 +216,17 @@ class _Reader:
             return max(1, (self._count("layers") + 2) // pp)
         return self._count("vpp")
 
+    def _layout_by_cost(self, pp: int) -> list[int]:
+        """Units per stage as nanotron places them: by weights of the matrix products, the embedding free."""
+        model = self._model()
+        hidden, heads = model["hidden"], model["heads"]
+        attention = 2 * hidden * hidden * (1 + model.get("kv_heads", heads) / heads)
+        layer = attention + 3 * hidden * model["ffn"]
+        counts = units_by_cost([0.0, *[layer] * model["layers"], float(model["vocab"] * hidden)], pp)
+        if 0 in counts:
+            raise _Unscored("its framework leaves a pipeline stage without layers")
+        return counts
+
     def _data_parallel(self) -> int:
         model_parallel = self._count("tp") * self._count("pp") * (self.row.count("cp") or 1)
         return self._count("dp") if self._cell("dp") else max(1, self._count("n_gpus") // model_parallel)
@@ -225,6 +238,17 @@ class _Reader:
             return printed
         accumulation, micro = self.row.count("grad_accum"), self.row.count("micro_batch")
         return None if accumulation is None or micro is None else accumulation * micro * self._data_parallel()
+
+
+def units_by_cost(costs: Sequence[float], stages: int) -> list[int]:
+    """Units of each stage: one takes units until what is placed so far passes its share of the whole."""
+    counts, placed, stage = [0] * stages, 0.0, 0
+    for cost in costs:
+        counts[stage] += 1
+        placed += cost
+        if placed > sum(costs) * (stage + 1) / stages and stage < stages - 1:
+            stage += 1
+    return counts
 
 
 def _tied(keys: Mapping[str, Any], parameters: float) -> bool:
