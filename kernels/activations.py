@@ -35,6 +35,7 @@ Approximation = Literal["none", "tanh"]
 BLOCK = 1024
 """Elements a program of the pointwise kernels."""
 WARPS = 4
+GELU_FORWARD_WARPS = 2
 
 # ---------------------------------------------------------------- reference
 
@@ -64,7 +65,9 @@ def gelu_forward_reference(x: Tensor, bias: Tensor | None, approximate: Approxim
     return torch.nn.functional.gelu(a, approximate=approximate).to(x.dtype)
 
 
-def gelu_backward_reference(dh: Tensor, x: Tensor, bias: Tensor | None, approximate: Approximation) -> tuple[Tensor, Tensor]:
+def gelu_backward_reference(
+    dh: Tensor, x: Tensor, bias: Tensor | None, approximate: Approximation
+) -> tuple[Tensor, Tensor]:
     """(dx in x's type, dbias in the computing type)."""
     compute = _compute_type(x)
     a = x.to(compute) if bias is None else x.to(compute) + bias.to(compute)
@@ -89,7 +92,18 @@ def swiglu_forward_kernel(gate_ptr, up_ptr, h_ptr, gate_stride, up_stride, width
 
 @triton.jit
 def swiglu_backward_kernel(
-    dh_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, dh_stride, gate_stride, up_stride, dgate_stride, dup_stride, width, BLOCK: tl.constexpr
+    dh_ptr,
+    gate_ptr,
+    up_ptr,
+    dgate_ptr,
+    dup_ptr,
+    dh_stride,
+    gate_stride,
+    up_stride,
+    dgate_stride,
+    dup_stride,
+    width,
+    BLOCK: tl.constexpr,
 ):
     tiles = tl.cdiv(width, BLOCK)
     row = (tl.program_id(0) // tiles).to(tl.int64)
@@ -117,7 +131,9 @@ def _logistic(z, stored: tl.constexpr):
 
 
 @triton.jit
-def gelu_forward_kernel(x_ptr, bias_ptr, h_ptr, x_stride, width, HAS_BIAS: tl.constexpr, TANH: tl.constexpr, BLOCK: tl.constexpr):
+def gelu_forward_kernel(
+    x_ptr, bias_ptr, h_ptr, x_stride, width, HAS_BIAS: tl.constexpr, TANH: tl.constexpr, BLOCK: tl.constexpr
+):
     tiles = tl.cdiv(width, BLOCK)
     row = (tl.program_id(0) // tiles).to(tl.int64)
     cols = (tl.program_id(0) % tiles).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -126,7 +142,9 @@ def gelu_forward_kernel(x_ptr, bias_ptr, h_ptr, x_stride, width, HAS_BIAS: tl.co
     if HAS_BIAS:
         a += tl.load(bias_ptr + cols, mask=inside, other=0.0).to(tl.float32)
     if TANH:
-        h = a * _logistic(a * (1.5957691216057308 + 0.07135481282553472 * a * a), h_ptr.dtype.element_ty)  # ½(1 + tanh z) = σ(2z)
+        h = a * _logistic(
+            a * (1.5957691216057308 + 0.07135481282553472 * a * a), h_ptr.dtype.element_ty
+        )  # ½(1 + tanh z) = σ(2z)
     else:
         h = 0.5 * a * (1.0 + tl.erf(a * 0.7071067811865476))
     tl.store(h_ptr + row * width + cols, h.to(h_ptr.dtype.element_ty), mask=inside)
@@ -181,14 +199,22 @@ def swiglu_forward(gate: Tensor, up: Tensor, *, launcher: Launcher = direct) -> 
 
 
 def swiglu_backward(
-    dh: Tensor, gate: Tensor, up: Tensor, *, dgate: Tensor | None = None, dup: Tensor | None = None, launcher: Launcher = direct
+    dh: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    *,
+    dgate: Tensor | None = None,
+    dup: Tensor | None = None,
+    launcher: Launcher = direct,
 ) -> tuple[Tensor, Tensor]:
     """(dgate, dup): new tensors, or the given (rows, width) outputs, which may be views of one buffer. Inputs are not changed."""
     _check_pair(gate, up)
     check_tensor("dh", dh, shape=gate.shape, device=gate.device)
     if not use_triton(gate):
         a, b = swiglu_backward_reference(dh, gate, up)
-        return a if dgate is None else dgate.copy_(a.view(dgate.shape)), b if dup is None else dup.copy_(b.view(dup.shape))
+        return a if dgate is None else dgate.copy_(a.view(dgate.shape)), b if dup is None else dup.copy_(
+            b.view(dup.shape)
+        )
     flat_dh, flat_gate, flat_up = as_rows(dh), as_rows(gate), as_rows(up)
     rows, width = flat_gate.shape
     out_gate = _output("dgate", dgate, gate, rows, width)
@@ -215,7 +241,7 @@ def gelu_forward(
     if h.numel():
         launcher(gelu_forward_kernel)[(rows * cdiv(width, BLOCK),)](
             flat, bias if bias is not None else flat, h, flat.stride(0), width,
-            HAS_BIAS=bias is not None, TANH=approximate == "tanh", BLOCK=BLOCK, num_warps=WARPS,
+            HAS_BIAS=bias is not None, TANH=approximate == "tanh", BLOCK=BLOCK, num_warps=GELU_FORWARD_WARPS,
         )  # fmt: skip
     return h.view(x.shape)
 

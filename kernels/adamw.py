@@ -171,7 +171,14 @@ def adamw_step(
 
 
 def _check(
-    p: Tensor, m: Tensor, v: Tensor, g: Tensor, decay: DecayMask | None, grad_scale: Tensor | None, found_inf: Tensor | None, copy: Tensor | None
+    p: Tensor,
+    m: Tensor,
+    v: Tensor,
+    g: Tensor,
+    decay: DecayMask | None,
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+    copy: Tensor | None,
 ) -> None:
     check_tensor("p", p, dtypes=(torch.float32, torch.float64), shape=(None,))
     n = p.numel()
@@ -186,7 +193,9 @@ def _check(
         check_tensor("decay.codes", decay.codes, dtypes=(torch.uint8,), shape=(cdiv(n, MASK_BLOCK),), device=p.device)
     for name, number in (("grad_scale", grad_scale), ("found_inf", found_inf)):
         if number is not None and (number.numel() != 1 or number.device != p.device):
-            raise KernelArgumentError(f"{name} has shape {tuple(number.shape)} on {number.device}; accepted: one element on {p.device}")
+            raise KernelArgumentError(
+                f"{name} has shape {tuple(number.shape)} on {number.device}; accepted: one element on {p.device}"
+            )
     for name, tensor in (("p", p), ("m", m), ("v", v), ("g", g), ("copy", copy)):
         if tensor is not None and not tensor.is_contiguous():
             raise KernelArgumentError(f"{name} has stride {tensor.stride()}; accepted: a contiguous flat buffer")

@@ -119,7 +119,19 @@ def _efficient_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: flo
 def _efficient_backward(d: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Attention, causal: bool, scale: float) -> Any:
     seed, offset = a.aux
     dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
-        d, q, _repeat(k, q), _repeat(v, q), None, a.out, a.lse, seed, offset, 0.0, [True, True, True, False], causal, scale=scale
+        d,
+        q,
+        _repeat(k, q),
+        _repeat(v, q),
+        None,
+        a.out,
+        a.lse,
+        seed,
+        offset,
+        0.0,
+        [True, True, True, False],
+        causal,
+        scale=scale,
     )
     return dq, _fold(dk, k), _fold(dv, v)
 
@@ -194,7 +206,14 @@ def attention_forward(
 
 
 def attention_backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, forward: Attention, *, causal: bool = True, scale: float | None = None
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    forward: Attention,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv) from dout (B, Hq, T, D) and the forward's `Attention`, by the backend that ran forward."""
     check_tensor("dout", dout, dtypes=(q.dtype,), shape=tuple(q.shape[:3]) + (v.shape[-1],), device=q.device)
@@ -211,6 +230,10 @@ def _check(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
     check_tensor("k", k, dtypes=(q.dtype,), shape=(q.shape[0], None, None, q.shape[3]), device=q.device)
     check_tensor("v", v, dtypes=(q.dtype,), shape=(q.shape[0], k.shape[1], k.shape[2], None), device=q.device)
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise KernelArgumentError(f"q has {q.shape[1]} heads and k {k.shape[1]}; accepted: query heads a multiple of key heads")
+        raise KernelArgumentError(
+            f"q has {q.shape[1]} heads and k {k.shape[1]}; accepted: query heads a multiple of key heads"
+        )
     if causal and q.shape[2] != k.shape[2]:
-        raise KernelArgumentError(f"causal attention of {q.shape[2]} queries on {k.shape[2]} keys; accepted: equal lengths")
+        raise KernelArgumentError(
+            f"causal attention of {q.shape[2]} queries on {k.shape[2]} keys; accepted: equal lengths"
+        )

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch._functorch import config as functorch_config
 
-from kernels.bench_cases import GROUPS, Case
+from kernels.bench_cases import GROUPS, PEERS, Case
 from kernels.bench_host import small_calls
 from kernels.launch import HAS_TRITON, triton
 from kernels.timing import copy_tb_s, host_us, kernel_ms, peak_gib, warm_ms
@@ -29,12 +29,10 @@ from kernels.timing import copy_tb_s, host_us, kernel_ms, peak_gib, warm_ms
 HOST_TARGET_US = 40.0
 
 
-def measure(case: Case, copy: float, peers: bool) -> list[dict[str, Any]]:
+def measure(case: Case, copy: float) -> list[dict[str, Any]]:
     """One row a contestant of `case`."""
     rows = []
     for who, call in case.calls.items():
-        if not peers and not who.startswith("ours"):
-            continue
         torch.cuda.synchronize()
         try:
             time = kernel_ms(call, budget_ms=case.budget_ms)
@@ -43,7 +41,11 @@ def measure(case: Case, copy: float, peers: bool) -> list[dict[str, Any]]:
                 "p20_ms": time.p20_ms, "p50_ms": time.p50_ms, "p80_ms": time.p80_ms, **case.notes,
             }  # fmt: skip
             if case.bytes:
-                row |= {"bytes": case.bytes, "tb_s": case.bytes / time.p50_ms / 1e9, "of_copy": case.bytes / time.p50_ms / 1e9 / copy}
+                row |= {
+                    "bytes": case.bytes,
+                    "tb_s": case.bytes / time.p50_ms / 1e9,
+                    "of_copy": case.bytes / time.p50_ms / 1e9 / copy,
+                }
             if case.flops:
                 row |= {"flops": case.flops, "tflops": case.flops / time.p50_ms / 1e9}
             if case.memory:
@@ -65,17 +67,24 @@ def show(row: dict[str, Any]) -> str:
     if "target" in row:
         target = f"{row['target']:.0f} ms" if row["target_unit"] == "ms" else f"{row['target']:.0%}"
         verdict = f"  target {target}: {'met' if row['met'] else 'MISSED'}"
-    return f"{row['operator']:34s} {row['shape']:34s} {row['who']:22s} {row['p50_ms']:9.4f} ms  {speed}{memory}{verdict}"
+    return (
+        f"{row['operator']:34s} {row['shape']:34s} {row['who']:22s} {row['p50_ms']:9.4f} ms  {speed}{memory}{verdict}"
+    )
 
 
 def environment() -> dict[str, Any]:
     """Device and versions; the git revision when there is one."""
     try:
-        revision = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        revision = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         revision = "unknown"
     driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True, check=False
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        check=False,
     ).stdout.strip()
     return {
         "device": torch.cuda.get_device_name(), "driver": driver, "torch": torch.__version__,
@@ -95,9 +104,13 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown:
         parser.error(f"unknown group {', '.join(sorted(unknown))}; accepted: {', '.join(GROUPS)}, host")
     if not (torch.cuda.is_available() and HAS_TRITON):
-        print("kernels.bench needs a CUDA device and triton; `windtunnel calibrate` measures the references on a CPU", file=sys.stderr)
+        print(
+            "kernels.bench needs a CUDA device and triton; `windtunnel calibrate` measures the references on a CPU",
+            file=sys.stderr,
+        )
         return 2
     functorch_config.donated_buffer = False  # the peers' backwards are timed on a retained graph
+    PEERS[0] = not options.no_peers
     torch.manual_seed(0)
     copy = copy_tb_s()
     result: dict[str, Any] = {"environment": environment(), "copy_tb_s": copy, "rows": [], "small_calls": []}
@@ -111,7 +124,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     for group in [g for g in GROUPS if not options.groups or g in options.groups]:
         for case in GROUPS[group]():
-            for row in measure(case, copy, not options.no_peers):
+            for row in measure(case, copy):
                 result["rows"].append(row)
                 print(show(row), flush=True)
             case.calls.clear()
@@ -120,10 +133,22 @@ def main(arguments: list[str] | None = None) -> int:
         save()
     if not options.groups or "host" in options.groups:
         for name, call in small_calls().items():
-            row = {"operator": name, "host_us": host_us(call), "device_us": warm_ms(call) * 1e3, "target_host_us": HOST_TARGET_US}
+            row = {
+                "operator": name,
+                "host_us": host_us(call),
+                "device_us": warm_ms(call) * 1e3,
+                "target_host_us": HOST_TARGET_US,
+            }
             result["small_calls"].append(row)
-            met = "" if name.startswith("(") else f"  target {HOST_TARGET_US:.0f} us: {'met' if row['host_us'] <= HOST_TARGET_US else 'MISSED'}"
-            print(f"small call: {name:30s} host {row['host_us']:6.1f} us  device {row['device_us']:6.2f} us{met}", flush=True)
+            met = (
+                ""
+                if name.startswith("(")
+                else f"  target {HOST_TARGET_US:.0f} us: {'met' if row['host_us'] <= HOST_TARGET_US else 'MISSED'}"
+            )
+            print(
+                f"small call: {name:30s} host {row['host_us']:6.1f} us  device {row['device_us']:6.2f} us{met}",
+                flush=True,
+            )
         save()
     return 0
 

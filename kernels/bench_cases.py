@@ -15,12 +15,25 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from kernels import activations, adamw, attention, checksum, crossentropy, delta, linear_crossentropy, norms, onebit, rotary
+from kernels import (
+    activations,
+    adamw,
+    attention,
+    checksum,
+    crossentropy,
+    delta,
+    linear_crossentropy,
+    norms,
+    onebit,
+    rotary,
+)
 from kernels.random import Dropout
 
 Tensor = torch.Tensor
 Call = Callable[[], object]
 
+PEERS = [True]
+"""Whether peers are built at all (`--no-peers`)."""
 ELEMENTS = 2**28
 """Elements of a large activation: 512 MiB in bf16, over eight times the L2 of an H200."""
 
@@ -65,6 +78,8 @@ def _liger(path: str) -> Any:
 
 def _add(calls: dict[str, Call], name: str, make: Callable[[], Call]) -> None:
     """Adds a peer; one that fails to build is named and left out."""
+    if not PEERS[0]:
+        return
     try:
         call = make()
         call()
@@ -101,7 +116,12 @@ def layer_norm() -> Iterator[Case]:
     liger = _liger("liger_kernel.ops.layer_norm.LigerLayerNormFunction")
     for width in (768, 4096):
         rows = ELEMENTS // 2 // width
-        x, w, b, dy = _bf16(rows, width, grad=True), _bf16(width, grad=True), _bf16(width, grad=True), _bf16(rows, width)
+        x, w, b, dy = (
+            _bf16(rows, width, grad=True),
+            _bf16(width, grad=True),
+            _bf16(width, grad=True),
+            _bf16(rows, width),
+        )
 
         def plain(x: Tensor, w: Tensor, b: Tensor, n: int = width) -> Tensor:
             return F.layer_norm(x, (n,), w, b, 1e-5)
@@ -110,7 +130,9 @@ def layer_norm() -> Iterator[Case]:
         xd, wd, bd = x.detach(), w.detach(), b.detach()
         _, _, rstd, mean = norms.norm_forward("layer", xd, wd, bd, eps=1e-5)
         forward: dict[str, Call] = {"ours": lambda: norms.norm_forward("layer", xd, wd, bd, eps=1e-5)}
-        backward: dict[str, Call] = {"ours": lambda: norms.norm_backward("layer", dy, xd, wd, rstd, mean, has_bias=True)}
+        backward: dict[str, Call] = {
+            "ours": lambda: norms.norm_backward("layer", dy, xd, wd, rstd, mean, has_bias=True)
+        }
         for name, function in (("eager", plain), ("compile", compiled)):
             _add(forward, name, lambda f=function: lambda: f(xd, wd, bd))
             _add(backward, name, lambda f=function: _backward(f(x, w, b), [x, w, b], dy))
@@ -213,7 +235,9 @@ def rotary_embedding() -> Iterator[Case]:
         if liger is not None:
             c, s = wide_cos[:, :, 0], wide_sin[:, :, 0]
             _add(calls, "liger", lambda: lambda: liger.apply(q.transpose(1, 2), k.transpose(1, 2), c, s))
-        yield Case("rotary q + k", f"{batch}x4096x(32+8)x128 bf16", calls, bytes=4.0 * (q.numel() + k.numel()), target=0.92)
+        yield Case(
+            "rotary q + k", f"{batch}x4096x(32+8)x128 bf16", calls, bytes=4.0 * (q.numel() + k.numel()), target=0.92
+        )
 
 
 def adam() -> Iterator[Case]:
@@ -224,7 +248,9 @@ def adam() -> Iterator[Case]:
     mask = torch.ones(n, dtype=torch.bool, device="cuda")
     mask[::100_000] = False
     decay = adamw.DecayMask.of(mask)
-    calls: dict[str, Call] = {"ours": lambda: adamw.adamw_step(p, m, v, g, step, decay=decay, grad_scale=scale, copy=copy)}
+    calls: dict[str, Call] = {
+        "ours": lambda: adamw.adamw_step(p, m, v, g, step, decay=decay, grad_scale=scale, copy=copy)
+    }
     yield Case("adamw, bf16 gradient, bf16 copy", f"{n} parameters", calls, bytes=28.0 * n, target=0.95)
     g32 = torch.randn(n, device="cuda")
     calls = {"ours": lambda: adamw.adamw_step(p, m, v, g32, step)}
@@ -299,10 +325,17 @@ def linear_losses() -> Iterator[Case]:
 def flat_buffers() -> Iterator[Case]:
     n = 2**28
     x, error = torch.randn(n, device="cuda"), torch.zeros(n, device="cuda")
-    yield Case("one-bit pack", f"{n} fp32", {"ours": lambda: onebit.onebit_pack(x, error, chunk=2**24)}, bytes=n * (8 + 8 + 4 + 0.125))
+    yield Case(
+        "one-bit pack",
+        f"{n} fp32",
+        {"ours": lambda: onebit.onebit_pack(x, error, chunk=2**24)},
+        bytes=n * (8 + 8 + 4 + 0.125),
+    )
     bits, scale = onebit.onebit_pack(x, error, chunk=2**24)
     bits, scale = bits.repeat(4, 1), scale.repeat(4, 1)
-    yield Case("one-bit unpack", f"4x{n} bits", {"ours": lambda: onebit.onebit_unpack(bits, scale, chunk=2**24)}, bytes=n * 4.5)
+    yield Case(
+        "one-bit unpack", f"4x{n} bits", {"ours": lambda: onebit.onebit_unpack(bits, scale, chunk=2**24)}, bytes=n * 4.5
+    )
     yield Case("checksum", f"{n} fp32", {"ours": lambda: checksum.checksum(x)}, bytes=4.0 * n)
     new, base = x.to(torch.bfloat16), error.to(torch.bfloat16)
     planes = delta.delta_pack(new, base)
@@ -313,7 +346,9 @@ def flat_buffers() -> Iterator[Case]:
 
 def attentions() -> Iterator[Case]:
     for batch, length in ((8, 2048), (2, 8192)):
-        q, k, v, dout = (_bf16(b, t, heads, 128).transpose(1, 2) for b, t, heads in [(batch, length, h) for h in (32, 8, 8, 32)])
+        q, k, v, dout = (
+            _bf16(b, t, heads, 128).transpose(1, 2) for b, t, heads in [(batch, length, h) for h in (32, 8, 8, 32)]
+        )
         flops = 2.0 * batch * 32 * length * length * 128  # causal: half of 4·B·H·T²·D
         forward: dict[str, Call] = {"ours": lambda: attention.attention_forward(q, k, v)}
         done = attention.attention_forward(q, k, v)

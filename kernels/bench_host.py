@@ -30,7 +30,9 @@ def small_calls() -> dict[str, Call]:
     return {
         "rmsnorm forward": lambda: norms.norm_forward("rms", x, w, eps=1e-5),
         "add + rmsnorm forward": lambda: norms.norm_forward("rms", x, w, eps=1e-5, residual=residual),
-        "add + rmsnorm backward": lambda: norms.norm_backward("rms", dy, stream, w, rstd, dstream=residual, weight_grad=main),
+        "add + rmsnorm backward": lambda: norms.norm_backward(
+            "rms", dy, stream, w, rstd, dstream=residual, weight_grad=main
+        ),
         "swiglu forward": lambda: activations.swiglu_forward(x, residual),
         "swiglu backward": lambda: activations.swiglu_backward(dy, x, residual),
         "bias + gelu forward": lambda: activations.gelu_forward(x, w),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.launch import HAS_TRITON, INTERPRETED, cdiv, direct, KernelArgumentError, tl, triton
+from kernels.launch import HAS_TRITON, INTERPRETED, KernelArgumentError, cdiv, direct, tl, triton
 
 Tensor = torch.Tensor
 
@@ -51,7 +51,9 @@ def checksum_kernel(words_ptr, partial_ptr, n, word_first, BLOCK: tl.constexpr):
 def checksum(tensor: Tensor, *, word_first: int = 0) -> Tensor:
     """S as an int64 scalar tensor on `tensor`'s device (no synchronisation). Any type; contiguous; word_first: global index of word 0."""
     if not tensor.is_contiguous():
-        raise KernelArgumentError(f"tensor has strides {tensor.stride()}; accepted: contiguous (its bytes are summed in memory order)")
+        raise KernelArgumentError(
+            f"tensor has strides {tensor.stride()}; accepted: contiguous (its bytes are summed in memory order)"
+        )
     words, tail = _words(tensor)
     if HAS_TRITON and (tensor.is_cuda or INTERPRETED):
         n = words.numel()

@@ -27,7 +27,6 @@ from kernels.launch import (
     check_tensor,
     direct,
     next_power_of_2,
-    processors,
     use_triton,
 )
 
@@ -40,7 +39,6 @@ LOWEST = -3.0e38
 class RowConfig(NamedTuple):
     block: int
     warps: int
-    per_processor: int = 0  # programs a multiprocessor, each striding over rows; 0: one program a row
 
 
 CONFIG = RowConfig(2048, 8)
@@ -74,7 +72,9 @@ def row_statistics_reference(logits: Tensor, target: Tensor, vocab_first: int, v
     return RowStatistics(row_max, *exp_target_reference(logits, row_max, target, vocab_first, valid))
 
 
-def exp_target_reference(logits: Tensor, row_max: Tensor, target: Tensor, vocab_first: int, valid: int) -> tuple[Tensor, Tensor]:
+def exp_target_reference(
+    logits: Tensor, row_max: Tensor, target: Tensor, vocab_first: int, valid: int
+) -> tuple[Tensor, Tensor]:
     x = logits[:, :valid].to(_compute_type(logits))
     chosen = torch.arange(valid, device=x.device)[None, :] == (target - vocab_first)[:, None]
     others = torch.where(chosen, 0.0, torch.exp(x - row_max[:, None])).sum(-1)
@@ -111,7 +111,9 @@ def _compute_type(x: Tensor) -> torch.dtype:
 # ---------------------------------------------------------------- plain functions
 
 
-def row_statistics(logits: Tensor, target: Tensor, *, vocab_first: int = 0, vocab_size: int | None = None) -> RowStatistics:
+def row_statistics(
+    logits: Tensor, target: Tensor, *, vocab_first: int = 0, vocab_size: int | None = None
+) -> RowStatistics:
     """Statistics of this rank's columns in one read. logits (rows, width); target int64 (rows,), global. To combine ranks: M = all-reduce
     max of row_max; others·exp(row_max − M) and target_logit are then summed."""
     logits, valid, _ = _check(logits, target, vocab_first, vocab_size)
@@ -120,7 +122,7 @@ def row_statistics(logits: Tensor, target: Tensor, *, vocab_first: int = 0, voca
     rows = logits.shape[0]
     stats = RowStatistics(*(torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3)))
     if rows:
-        block, warps, _ = _config(logits.shape[1])
+        block, warps = _config(logits.shape[1])
         direct(row_statistics_kernel)[(rows,)](
             logits, target, *stats, logits.stride(0), valid, vocab_first, BLOCK=block, num_warps=warps
         )
@@ -136,7 +138,7 @@ def row_max(logits: Tensor, *, vocab_first: int = 0, vocab_size: int | None = No
     rows = logits.shape[0]
     out = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:
-        block, warps, _ = _config(logits.shape[1])
+        block, warps = _config(logits.shape[1])
         direct(row_max_kernel)[(rows,)](logits, out, logits.stride(0), valid, BLOCK=block, num_warps=warps)
     return out
 
@@ -150,9 +152,18 @@ def exp_target(
         return exp_target_reference(logits, maximum, target, vocab_first, valid)
     others, target_logit = torch.empty_like(maximum), torch.empty_like(maximum)
     if logits.shape[0]:
-        block, warps, _ = _config(logits.shape[1])
+        block, warps = _config(logits.shape[1])
         direct(exp_target_kernel)[(logits.shape[0],)](
-            logits, maximum, target, others, target_logit, logits.stride(0), valid, vocab_first, BLOCK=block, num_warps=warps
+            logits,
+            maximum,
+            target,
+            others,
+            target_logit,
+            logits.stride(0),
+            valid,
+            vocab_first,
+            BLOCK=block,
+            num_warps=warps,
         )
     return others, target_logit
 
@@ -182,7 +193,9 @@ def cross_entropy(
     """
     logits, valid, total = _check(logits, target, vocab_first, vocab_size)
     if stats is None and vocab_first:
-        raise KernelArgumentError(f"vocab_first is {vocab_first} and stats is None; a split vocabulary needs the reduced statistics")
+        raise KernelArgumentError(
+            f"vocab_first is {vocab_first} and stats is None; a split vocabulary needs the reduced statistics"
+        )
     if row_weight is not None:
         check_tensor("row_weight", row_weight, shape=(logits.shape[0],), device=logits.device)
     if out is not None:
@@ -203,11 +216,10 @@ def cross_entropy(
         out = torch.empty((rows, width), dtype=logits.dtype, device=logits.device)
     parts = stats if stats is not None else RowStatistics(loss, loss, loss)
     if rows:
-        block, warps, per_processor = config or _config(width)
-        programs = min(rows, processors(logits.device) * per_processor) if per_processor else rows
-        launcher(cross_entropy_kernel)[(programs,)](
+        block, warps = config or _config(width)
+        launcher(cross_entropy_kernel)[(rows,)](
             logits, out, target, row_weight if row_weight is not None else loss, *parts, loss,
-            logits.stride(0), out.stride(0), rows, valid, width, vocab_first, total, ignore_index, scale, z_loss,
+            logits.stride(0), out.stride(0), valid, width, vocab_first, total, ignore_index, scale, z_loss,
             GIVEN=stats is not None, GRADIENT=gradient, HAS_WEIGHT=row_weight is not None, BLOCK=block, num_warps=warps,
         )  # fmt: skip
     return loss, out if gradient else None
@@ -215,7 +227,7 @@ def cross_entropy(
 
 def _config(width: int) -> RowConfig:
     block = min(CONFIG.block, next_power_of_2(width))
-    return RowConfig(block, CONFIG.warps, CONFIG.per_processor) if block >= 2048 else RowConfig(block, 4)
+    return RowConfig(block, CONFIG.warps) if block >= 2048 else RowConfig(block, 4)
 
 
 def _check(logits: Tensor, target: Tensor | None, vocab_first: int, vocab_size: int | None) -> tuple[Tensor, int, int]:
@@ -223,11 +235,17 @@ def _check(logits: Tensor, target: Tensor | None, vocab_first: int, vocab_size: 
     check_float("logits", logits)
     check_tensor("logits", logits, shape=(None, None))
     if target is not None:
-        check_tensor("target", target, dtypes=(torch.int64, torch.int32), shape=(logits.shape[0],), device=logits.device)
+        check_tensor(
+            "target", target, dtypes=(torch.int64, torch.int32), shape=(logits.shape[0],), device=logits.device
+        )
         if target.stride(0) != 1 and target.shape[0] > 1:
-            raise KernelArgumentError(f"target has stride {target.stride(0)}; accepted: contiguous (call .contiguous())")
+            raise KernelArgumentError(
+                f"target has stride {target.stride(0)}; accepted: contiguous (call .contiguous())"
+            )
     rows = as_rows(logits)
     if rows is not logits:
-        raise KernelArgumentError(f"logits has strides {logits.stride()}; accepted: (rows, width) with unit stride along the width")
+        raise KernelArgumentError(
+            f"logits has strides {logits.stride()}; accepted: (rows, width) with unit stride along the width"
+        )
     total = vocab_size if vocab_size is not None else vocab_first + rows.shape[1]
     return rows, max(0, min(rows.shape[1], total - vocab_first)), total

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.launch import HAS_TRITON, INTERPRETED, cdiv, check_tensor, direct, KernelArgumentError, tl, triton
+from kernels.launch import HAS_TRITON, INTERPRETED, KernelArgumentError, cdiv, check_tensor, direct, tl, triton
 
 Tensor = torch.Tensor
 
@@ -45,7 +45,9 @@ def delta_pack_kernel(new_ptr, base_ptr, planes_ptr, n, PLANES: tl.constexpr, BL
     inside = i < n
     delta = tl.load(new_ptr + i, mask=inside, other=0) ^ tl.load(base_ptr + i, mask=inside, other=0)
     for plane in tl.static_range(PLANES):
-        tl.store(planes_ptr + tl.cast(n, tl.int64) * plane + i, ((delta >> (8 * plane)) & 0xFF).to(tl.uint8), mask=inside)
+        tl.store(
+            planes_ptr + tl.cast(n, tl.int64) * plane + i, ((delta >> (8 * plane)) & 0xFF).to(tl.uint8), mask=inside
+        )
 
 
 @triton.jit
@@ -71,7 +73,9 @@ def delta_pack(new: Tensor, base: Tensor) -> Tensor:
     n, planes = new.numel(), new.dtype.itemsize
     out = torch.empty((planes, n), dtype=torch.uint8, device=new.device)
     if n:
-        direct(delta_pack_kernel)[(cdiv(n, BLOCK),)](_bits(new), _bits(base), out, n, PLANES=planes, BLOCK=BLOCK, num_warps=8)
+        direct(delta_pack_kernel)[(cdiv(n, BLOCK),)](
+            _bits(new), _bits(base), out, n, PLANES=planes, BLOCK=BLOCK, num_warps=8
+        )
     return out
 
 
@@ -90,8 +94,6 @@ def delta_unpack(planes: Tensor, base: Tensor, *, out: Tensor | None = None) -> 
             planes, _bits(base), _bits(out), n, PLANES=base.dtype.itemsize, BLOCK=BLOCK, num_warps=8
         )
     return out
-
-
 
 
 def _on_triton(tensor: Tensor) -> bool:

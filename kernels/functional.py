@@ -48,13 +48,22 @@ def _norm_backward(
     )  # fmt: skip
     assert dw is not None
     split = p > 0.0 or stream.dtype != dy.dtype
-    return ds, dx if split else dy.new_empty(0), dw.to(weight.dtype), db.to(weight.dtype) if db is not None else dy.new_empty(0)
+    return (
+        ds,
+        dx if split else dy.new_empty(0),
+        dw.to(weight.dtype),
+        db.to(weight.dtype) if db is not None else dy.new_empty(0),
+    )
 
 
 def _norm_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, weight, bias, residual, *ctx.options = inputs
     _, stream, rstd, mean = output
-    ctx.has_bias, ctx.has_residual, ctx.own = bias is not None, residual is not None, stream.numel() > 0 or x.numel() == 0
+    ctx.has_bias, ctx.has_residual, ctx.own = (
+        bias is not None,
+        residual is not None,
+        stream.numel() > 0 or x.numel() == 0,
+    )
     ctx.save_for_backward(stream if residual is not None or ctx.options[3] > 0.0 else x, weight, rstd, mean)
     ctx.mark_non_differentiable(rstd, mean)
 
@@ -74,24 +83,54 @@ _norm.register_autograd(_norm_autograd, setup_context=_norm_setup)
 
 
 def rms_norm(
-    x: Tensor, weight: Tensor, *, eps: float, residual: Tensor | None = None, dropout: Dropout = NO_DROPOUT, rounding: norms.Rounding = "fp32"
+    x: Tensor,
+    weight: Tensor,
+    *,
+    eps: float,
+    residual: Tensor | None = None,
+    dropout: Dropout = NO_DROPOUT,
+    rounding: norms.Rounding = "fp32",
 ) -> tuple[Tensor, Tensor]:
     """(y, stream), differentiable; see `norms.norm_forward`."""
     return _apply_norm(x, weight, None, True, eps, residual, dropout, rounding)
 
 
 def layer_norm(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, eps: float, residual: Tensor | None = None, dropout: Dropout = NO_DROPOUT
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    eps: float,
+    residual: Tensor | None = None,
+    dropout: Dropout = NO_DROPOUT,
 ) -> tuple[Tensor, Tensor]:
     """(y, stream), differentiable; see `norms.norm_forward`."""
     return _apply_norm(x, weight, bias, False, eps, residual, dropout, "fp32")
 
 
 def _apply_norm(
-    x: Tensor, weight: Tensor, bias: Tensor | None, rms: bool, eps: float, residual: Tensor | None, d: Dropout, rounding: str
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    rms: bool,
+    eps: float,
+    residual: Tensor | None,
+    d: Dropout,
+    rounding: str,
 ) -> tuple[Tensor, Tensor]:
     y, stream, _, _ = torch.ops.windtunnel.norm(
-        x, weight, bias, residual, rms, eps, rounding == "llama", d.p, d.key_low, d.key_high, d.token_first, d.element_first
+        x,
+        weight,
+        bias,
+        residual,
+        rms,
+        eps,
+        rounding == "llama",
+        d.p,
+        d.key_low,
+        d.key_high,
+        d.token_first,
+        d.element_first,
     )
     return y, stream if residual is not None or d.p > 0.0 else x
 
@@ -172,7 +211,9 @@ def rotary_embedding(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Te
 
 @triton_op("windtunnel::cross_entropy", mutates_args={})
 def _cross_entropy(logits: Tensor, target: Tensor, z_loss: float, ignore_index: int) -> tuple[Tensor, Tensor]:
-    loss, gradient = crossentropy.cross_entropy(logits, target, z_loss=z_loss, ignore_index=ignore_index, launcher=wrap_triton)
+    loss, gradient = crossentropy.cross_entropy(
+        logits, target, z_loss=z_loss, ignore_index=ignore_index, launcher=wrap_triton
+    )
     assert gradient is not None
     return loss, gradient
 
@@ -190,7 +231,9 @@ def _cross_entropy_autograd(ctx: Any, dloss: Tensor, _: Any) -> tuple[Any, ...]:
 _cross_entropy.register_autograd(_cross_entropy_autograd, setup_context=_cross_entropy_setup)
 
 
-def cross_entropy(logits: Tensor, target: Tensor, *, z_loss: float = 0.0, ignore_index: int = crossentropy.IGNORE_INDEX) -> Tensor:
+def cross_entropy(
+    logits: Tensor, target: Tensor, *, z_loss: float = 0.0, ignore_index: int = crossentropy.IGNORE_INDEX
+) -> Tensor:
     """Loss of each row, fp32 (rows,), 0 where ignored; any upstream gradient. Reduce it with your own token count."""
     return torch.ops.windtunnel.cross_entropy(logits, target, z_loss, ignore_index)[0]
 
@@ -245,6 +288,8 @@ def linear_cross_entropy(
     `linear_crossentropy.linear_cross_entropy(row_weight=…)`.
     """
     if reduction not in ("mean", "sum"):
-        raise KernelArgumentError(f"reduction is {reduction!r}; accepted: 'mean', 'sum' (per-row upstream gradients go in row_weight)")
+        raise KernelArgumentError(
+            f"reduction is {reduction!r}; accepted: 'mean', 'sum' (per-row upstream gradients go in row_weight)"
+        )
     scale = 1.0 / max(1, tokens) if reduction == "mean" else 1.0
     return torch.ops.windtunnel.linear_cross_entropy(x, weight, target, scale, z_loss, ignore_index, chunk_rows)[0]

@@ -141,7 +141,9 @@ def check_tensor(
         raise KernelArgumentError(f"{name} has dtype {str(tensor.dtype).removeprefix('torch.')}; accepted: {accepted}")
     if shape is not None:
         same = tensor.shape == shape
-        if not same and not (tensor.dim() == len(shape) and all(w is None or w == g for w, g in zip(shape, tensor.shape, strict=True))):
+        if not same and not (
+            tensor.dim() == len(shape) and all(w is None or w == g for w, g in zip(shape, tensor.shape, strict=True))
+        ):
             wanted = "(" + ", ".join("any" if s is None else str(s) for s in shape) + ")"
             raise KernelArgumentError(f"{name} has shape {tuple(tensor.shape)}; accepted: {wanted}")
     if device is not None and tensor.device != device:

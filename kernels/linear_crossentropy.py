@@ -44,7 +44,11 @@ def accumulate_product(into: Tensor, a: Tensor, b: Tensor, *, add: bool) -> Tens
         return torch.addmm(into, a, b, out=into) if add else torch.mm(a, b, out=into)
     if a.is_cuda:
         aten = torch.ops.aten
-        return aten.addmm.dtype_out(into, a, b, into.dtype, out=into) if add else aten.mm.dtype_out(a, b, into.dtype, out=into)
+        return (
+            aten.addmm.dtype_out(into, a, b, into.dtype, out=into)
+            if add
+            else aten.mm.dtype_out(a, b, into.dtype, out=into)
+        )
     product = torch.mm(a.to(into.dtype), b.to(into.dtype))
     return into.add_(product) if add else into.copy_(product)
 
@@ -113,6 +117,8 @@ def _check(x: Tensor, weight: Tensor, target: Tensor, weight_grad: Tensor | None
     check_tensor("weight", weight, dtypes=(x.dtype,), shape=(None, x.shape[1]), device=x.device)
     check_tensor("target", target, dtypes=(torch.int64, torch.int32), shape=(x.shape[0],), device=x.device)
     if weight_grad is not None:
-        check_tensor("weight_grad", weight_grad, dtypes=(torch.float32, torch.float64), shape=tuple(weight.shape), device=x.device)
+        check_tensor(
+            "weight_grad", weight_grad, dtypes=(torch.float32, torch.float64), shape=weight.shape, device=x.device
+        )
         if not weight_grad.is_contiguous():
             raise KernelArgumentError(f"weight_grad has strides {weight_grad.stride()}; accepted: contiguous")

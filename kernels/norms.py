@@ -14,7 +14,7 @@ fp64 goes through the reference.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 
@@ -32,6 +32,16 @@ from kernels.launch import (
     processors,
     use_triton,
 )
+from kernels.norms_config import (
+    BACKWARD_TABLE,
+    FORWARD_TABLE,
+    PERSISTENT_WIDTH,
+    PLAIN_FORWARD_TABLE,
+    SHARED_BYTES,
+    WIDE_BLOCK,
+    BackwardConfig,
+    ForwardConfig,
+)
 from kernels.norms_kernels import norm_backward_kernel, norm_forward_kernel, sum_partials_kernel
 from kernels.norms_wide import norm_columns_kernel, norm_wide_backward_kernel, norm_wide_forward_kernel
 from kernels.random import NO_DROPOUT, Dropout, apply_mask
@@ -40,59 +50,18 @@ Tensor = torch.Tensor
 Kind = Literal["rms", "layer"]
 Rounding = Literal["fp32", "llama"]
 
-PERSISTENT_WIDTH = 16384
-"""Widest row held in registers (half of it where a bias gradient is, too); wider ones are looped over and read again."""
-WIDE_BLOCK = 4096
-
-
-class ForwardConfig(NamedTuple):
-    rows: int  # rows a tile
-    warps: int
-    per_processor: int = 0  # programs a multiprocessor, each striding over row tiles; 0: one program a tile
-    stages: int = 1  # row tiles in flight
-    reload: bool = False  # weight read again for each tile
-
-
-class BackwardConfig(NamedTuple):
-    rows: int
-    warps: int
-    per_processor: int  # programs a multiprocessor
-    stages: int  # loads in flight, in rows
-    reload: bool  # weight read again for each row
-
-
-FORWARD_TABLE: list[tuple[int, ForwardConfig]] = [
-    (256, ForwardConfig(8, 4)),
-    (512, ForwardConfig(4, 4)),
-    (1024, ForwardConfig(2, 4)),
-    (2048, ForwardConfig(1, 4)),
-    (4096, ForwardConfig(1, 8)),
-    (8192, ForwardConfig(1, 8)),
-    (PERSISTENT_WIDTH, ForwardConfig(1, 16)),
-]
-PLAIN_FORWARD_TABLE: list[tuple[int, ForwardConfig]] = [
-    *FORWARD_TABLE[:4],
-    (4096, ForwardConfig(2, 16)),
-    (8192, ForwardConfig(2, 8)),
-    (PERSISTENT_WIDTH, ForwardConfig(1, 8)),
-]
-"""Without residual and dropout there are registers for more."""
-BACKWARD_TABLE: list[tuple[int, BackwardConfig]] = [
-    (256, BackwardConfig(8, 4, 8, 1, False)),
-    (512, BackwardConfig(4, 4, 8, 1, False)),
-    (1024, BackwardConfig(2, 4, 8, 1, False)),
-    (2048, BackwardConfig(1, 4, 3, 3, False)),
-    (4096, BackwardConfig(1, 8, 2, 3, False)),
-    (8192, BackwardConfig(1, 16, 1, 3, False)),
-    (PERSISTENT_WIDTH, BackwardConfig(1, 16, 1, 1, True)),
-]
-
-
 # ---------------------------------------------------------------- reference
 
 
 def norm_forward_reference(
-    kind: Kind, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, residual: Tensor | None, dropout: Dropout, rounding: Rounding
+    kind: Kind,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    residual: Tensor | None,
+    dropout: Dropout,
+    rounding: Rounding,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(y, stream, rstd, mean) in plain torch; computes in fp64 for fp64 input and in fp32 otherwise. mean is empty for rms."""
     compute = torch.float64 if x.dtype == torch.float64 else torch.float32
@@ -115,7 +84,15 @@ def norm_forward_reference(
 
 
 def norm_backward_reference(
-    kind: Kind, dy: Tensor, stream: Tensor, weight: Tensor, rstd: Tensor, mean: Tensor, dstream: Tensor | None, dropout: Dropout, rounding: Rounding
+    kind: Kind,
+    dy: Tensor,
+    stream: Tensor,
+    weight: Tensor,
+    rstd: Tensor,
+    mean: Tensor,
+    dstream: Tensor | None,
+    dropout: Dropout,
+    rounding: Rounding,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(dresidual in stream's type, dx in dy's type, dweight, dbias), the last two in the computing type."""
     compute = torch.float64 if stream.dtype == torch.float64 else torch.float32
@@ -131,7 +108,12 @@ def norm_backward_reference(
         ds = ds + dstream.reshape(-1, width).to(compute)
     rounded = xhat.to(dy.dtype).to(compute) if rounding == "llama" else xhat
     dx = apply_mask(ds, dropout)
-    return ds.to(stream.dtype).view(stream.shape), dx.to(dy.dtype).view(stream.shape), (g_out * rounded).sum(0), g_out.sum(0)
+    return (
+        ds.to(stream.dtype).view(stream.shape),
+        dx.to(dy.dtype).view(stream.shape),
+        (g_out * rounded).sum(0),
+        g_out.sum(0),
+    )
 
 
 # ---------------------------------------------------------------- plain functions
@@ -167,14 +149,23 @@ def norm_forward(
     store = residual is not None or has_dropout
     stream = torch.empty((rows, width), dtype=skip.dtype, device=x.device) if store else flat
     if rows:
-        tensors = flat, skip, weight, bias if bias is not None else weight, y, stream, mean if kind == "layer" else rstd, rstd
+        tensors = (
+            flat,
+            skip,
+            weight,
+            bias if bias is not None else weight,
+            y,
+            stream,
+            mean if kind == "layer" else rstd,
+            rstd,
+        )
         seeds = dropout.p, dropout.scale, dropout.key_low, dropout.key_high, dropout.token_first, dropout.element_first
         flags = {
             "RMS": kind == "rms", "HAS_RESIDUAL": residual is not None, "HAS_BIAS": bias is not None, "HAS_DROPOUT": has_dropout,
             "STORE_STREAM": store, "ROUND": rounding == "llama",
         }  # fmt: skip
-        if width <= PERSISTENT_WIDTH:
-            config = config or by_width(FORWARD_TABLE if store else PLAIN_FORWARD_TABLE, width)
+        config = config or by_width(PLAIN_FORWARD_TABLE if kind == "rms" and not store else FORWARD_TABLE, width)
+        if not config.loop:
             tiles = cdiv(rows, config.rows)
             programs = min(tiles, processors(x.device) * config.per_processor) if config.per_processor else tiles
             launcher(norm_forward_kernel)[(programs,)](
@@ -183,7 +174,17 @@ def norm_forward(
             )  # fmt: skip
         else:
             launcher(norm_wide_forward_kernel)[(rows,)](
-                *tensors, flat.stride(0), skip.stride(0), stream.stride(0), rows, width, eps, *seeds, **flags, BLOCK=WIDE_BLOCK, num_warps=8
+                *tensors,
+                flat.stride(0),
+                skip.stride(0),
+                stream.stride(0),
+                rows,
+                width,
+                eps,
+                *seeds,
+                **flags,
+                BLOCK=config.loop,
+                num_warps=config.warps,
             )
     if x.dim() != 2:
         y, stream = y.view(x.shape), stream.view(x.shape)
@@ -242,12 +243,19 @@ def norm_backward(
     if width <= (PERSISTENT_WIDTH // 2 if has_bias else PERSISTENT_WIDTH):
         config = config or by_width(BACKWARD_TABLE, width)
         block = next_power_of_2(width)
+        row_bytes = block * (
+            dy.dtype.itemsize
+            + stream.dtype.itemsize * (2 if dstream is not None else 1)
+            + weight.dtype.itemsize * config.reload
+        )
+        in_flight = (config.stages - 1) * config.per_processor * config.rows * row_bytes
+        stages = config.stages if in_flight <= SHARED_BYTES else 1
         partials = max(1, min(processors(device) * config.per_processor, cdiv(rows, config.rows)))
         dw_partial, db_partial = _partials(partials, width, device, need_weight, has_bias, rstd)
         launcher(norm_backward_kernel)[(partials,)](
             flat_dy, flat_stream, weight, mean, rstd, flat_ds, dresidual, dx, dw_partial, db_partial, *strides, rows, width, *seeds,
             **shared, HAS_BIAS=has_bias, WEIGHT_GRADIENT=need_weight, EXACT=block == width,
-            RELOAD=config.reload, ROWS=config.rows, BLOCK=block, STAGES=config.stages, num_warps=config.warps,
+            RELOAD=config.reload, ROWS=config.rows, BLOCK=block, STAGES=stages, num_warps=config.warps,
         )  # fmt: skip
     else:
         partials = max(1, min(16, cdiv(rows, 64)))

@@ -131,7 +131,9 @@ def norm_backward_kernel(
 
 
 @triton.jit
-def sum_partials_kernel(partial_ptr, out_ptr, partials, width, ACCUMULATE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def sum_partials_kernel(
+    partial_ptr, out_ptr, partials, width, ACCUMULATE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
     """out (+)= Σ over `partials` rows of an fp32 (partials, width) matrix, in a fixed order."""
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([ROWS, BLOCK], tl.float32)

@@ -26,7 +26,9 @@ def norm_wide_forward_kernel(
         inside = cols < width
         s = tl.load(x_ptr + row * x_stride + cols, mask=inside, other=0.0).to(tl.float32)
         if HAS_DROPOUT:
-            keep = keep_tile((row + token_first) + tl.zeros([BLOCK], tl.int64), cols + element_first, key_low, key_high, p)
+            keep = keep_tile(
+                (row + token_first) + tl.zeros([BLOCK], tl.int64), cols + element_first, key_low, key_high, p
+            )
             s = tl.where(keep, s * tl.cast(keep_scale, tl.float32), 0.0)
         if HAS_RESIDUAL:
             s += tl.load(residual_ptr + row * residual_stride + cols, mask=inside, other=0.0).to(tl.float32)
@@ -82,7 +84,9 @@ def norm_wide_backward_kernel(
             inside = cols < width
             g = tl.load(dy_ptr + row * dy_stride + cols, mask=inside, other=0.0).to(tl.float32)
             g = g * tl.load(weight_ptr + cols, mask=inside, other=0.0).to(tl.float32)
-            xhat = (tl.load(stream_ptr + row * stream_stride + cols, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
+            xhat = (
+                tl.load(stream_ptr + row * stream_stride + cols, mask=inside, other=0.0).to(tl.float32) - mean
+            ) * rstd
             product += g * xhat
             total += g
         slope = tl.sum(product, axis=0) / width
@@ -94,7 +98,9 @@ def norm_wide_backward_kernel(
             inside = cols < width
             g = tl.load(dy_ptr + row * dy_stride + cols, mask=inside, other=0.0).to(tl.float32)
             g = g * tl.load(weight_ptr + cols, mask=inside, other=0.0).to(tl.float32)
-            xhat = (tl.load(stream_ptr + row * stream_stride + cols, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
+            xhat = (
+                tl.load(stream_ptr + row * stream_stride + cols, mask=inside, other=0.0).to(tl.float32) - mean
+            ) * rstd
             ds = (g - xhat * slope - shift) * rstd
             if HAS_DSTREAM:
                 ds += tl.load(dstream_ptr + row * dstream_stride + cols, mask=inside, other=0.0).to(tl.float32)

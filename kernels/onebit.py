@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.launch import FLOATS, cdiv, check_float, check_tensor, direct, KernelArgumentError, tl, triton, use_triton
+from kernels.launch import FLOATS, KernelArgumentError, cdiv, check_float, check_tensor, direct, tl, triton, use_triton
 
 Tensor = torch.Tensor
 
@@ -50,7 +50,9 @@ def abs_sum_kernel(x_ptr, error_ptr, partial_ptr, chunk, blocks, BLOCK: tl.const
     lane = (which % blocks) * BLOCK + tl.arange(0, BLOCK)
     offset = (which // blocks) * chunk + lane
     inside = lane < chunk
-    c = tl.load(x_ptr + offset, mask=inside, other=0.0).to(tl.float32) + tl.load(error_ptr + offset, mask=inside, other=0.0)
+    c = tl.load(x_ptr + offset, mask=inside, other=0.0).to(tl.float32) + tl.load(
+        error_ptr + offset, mask=inside, other=0.0
+    )
     tl.store(partial_ptr + which, tl.sum(tl.abs(c), axis=0))
 
 
@@ -61,7 +63,9 @@ def pack_kernel(x_ptr, error_ptr, scale_ptr, bits_ptr, chunk, blocks, BYTES: tl.
     lane = in_chunk[:, None] * 8 + tl.arange(0, 8)[None, :]
     offset = (which // blocks) * chunk + lane
     inside = lane < chunk
-    c = tl.load(x_ptr + offset, mask=inside, other=0.0).to(tl.float32) + tl.load(error_ptr + offset, mask=inside, other=0.0)
+    c = tl.load(x_ptr + offset, mask=inside, other=0.0).to(tl.float32) + tl.load(
+        error_ptr + offset, mask=inside, other=0.0
+    )
     scale = tl.load(scale_ptr + which // blocks)
     positive = c >= 0.0
     tl.store(error_ptr + offset, c - tl.where(positive, scale, -scale), mask=inside)
@@ -76,7 +80,7 @@ def unpack_kernel(bits_ptr, scale_ptr, out_ptr, workers, n, chunk, chunks, block
     in_chunk = (which % blocks) * BYTES + tl.arange(0, BYTES)
     live = in_chunk * 8 < chunk
     total = tl.zeros([BYTES, 8], tl.float32)
-    for worker in range(0, workers):
+    for worker in range(workers):
         w = tl.cast(worker, tl.int64)
         bits = tl.load(bits_ptr + w * (n // 8) + here * (chunk // 8) + in_chunk, mask=live, other=0).to(tl.int32)
         scale = tl.load(scale_ptr + w * chunks + here)
@@ -96,7 +100,9 @@ def onebit_pack(x: Tensor, error: Tensor, *, chunk: int | None = None) -> tuple[
     n = x.numel()
     chunk = n if chunk is None else chunk
     if n == 0 or chunk <= 0 or chunk % 8 or n % chunk:
-        raise KernelArgumentError(f"x has {n} elements in chunks of {chunk}; accepted: chunk a multiple of 8, x a positive multiple of chunk")
+        raise KernelArgumentError(
+            f"x has {n} elements in chunks of {chunk}; accepted: chunk a multiple of 8, x a positive multiple of chunk"
+        )
     check_tensor("error", error, dtypes=(torch.float32, torch.float64), shape=(n,), device=x.device)
     _contiguous(x=x, error=error)
     if not use_triton(error):
@@ -110,20 +116,26 @@ def onebit_pack(x: Tensor, error: Tensor, *, chunk: int | None = None) -> tuple[
     return bits, scale
 
 
-def onebit_unpack(bits: Tensor, scale: Tensor, *, chunk: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+def onebit_unpack(
+    bits: Tensor, scale: Tensor, *, chunk: int | None = None, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """Mean over workers: bits uint8 (workers, n/8), scale fp32 (workers, n/chunk) → (n,) of `dtype`."""
     check_tensor("bits", bits, dtypes=(torch.uint8,), shape=(None, None))
     workers, n = bits.shape[0], bits.shape[1] * 8
     chunk = n if chunk is None else chunk
     if n == 0 or workers == 0 or chunk <= 0 or chunk % 8 or n % chunk:
-        raise KernelArgumentError(f"bits hold {n} elements of {workers} workers in chunks of {chunk}; accepted: chunk a multiple of 8 dividing n")
+        raise KernelArgumentError(
+            f"bits hold {n} elements of {workers} workers in chunks of {chunk}; accepted: chunk a multiple of 8 dividing n"
+        )
     check_tensor("scale", scale, dtypes=(torch.float32, torch.float64), shape=(workers, n // chunk), device=bits.device)
     _contiguous(bits=bits, scale=scale)
     if not use_triton(scale) or dtype not in FLOATS:
         return onebit_unpack_reference(bits, scale, chunk).to(dtype)
     out = torch.empty(n, dtype=dtype, device=bits.device)
     blocks = cdiv(chunk, BLOCK)
-    direct(unpack_kernel)[(n // chunk * blocks,)](bits, scale, out, workers, n, chunk, n // chunk, blocks, BYTES=BLOCK // 8, num_warps=8)
+    direct(unpack_kernel)[(n // chunk * blocks,)](
+        bits, scale, out, workers, n, chunk, n // chunk, blocks, BYTES=BLOCK // 8, num_warps=8
+    )
     return out
 
 

@@ -98,7 +98,9 @@ def _mix_reference(x: torch.Tensor) -> torch.Tensor:
 def uniform_reference(dropout: Dropout, tokens: torch.Tensor, elements: torch.Tensor) -> torch.Tensor:
     """Uniform fp32 in [0, 1) for every (token, element) pair; `tokens` and `elements` are int64 and broadcast against each other."""
     low, high = tokens & _MASK32, (tokens >> 32) & _MASK32
-    k0 = _mix_reference((_mix_reference(low ^ (dropout.key_low & _MASK32)) + high + (dropout.key_high & _MASK32)) & _MASK32)
+    k0 = _mix_reference(
+        (_mix_reference(low ^ (dropout.key_low & _MASK32)) + high + (dropout.key_high & _MASK32)) & _MASK32
+    )
     k1 = _mix_reference(k0 ^ low)
     h = _mix_reference((_mix_reference((elements & _MASK32) ^ k0) + k1) & _MASK32)
     return (h >> 8).to(torch.float32) * (2.0**-24)

@@ -26,14 +26,16 @@ from kernels.launch import (
 
 Tensor = torch.Tensor
 
-HEADS_PER_TILE = 16
+HEADS_PER_TILE = 8
 """Heads of one token that a program rotates at once."""
-WARPS = 4
+WARPS = 2
 
 # ---------------------------------------------------------------- reference
 
 
-def rotary_table(length: int, head_dim: int, theta: float = 10000.0, *, first: int = 0, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+def rotary_table(
+    length: int, head_dim: int, theta: float = 10000.0, *, first: int = 0, device: torch.device | str = "cpu"
+) -> tuple[Tensor, Tensor]:
     """(cos, sin), fp32 (length, head_dim/2), of positions first … first + length − 1; angles are formed in fp64."""
     inverse = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angle = torch.arange(first, first + length, dtype=torch.float64)[:, None] * inverse
@@ -48,7 +50,9 @@ def _rotate_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * c - b * s, b * c + a * s), dim=-1).to(x.dtype)
 
 
-def rotary_reference(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, backward: bool = False) -> tuple[Tensor, Tensor]:
+def rotary_reference(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, backward: bool = False
+) -> tuple[Tensor, Tensor]:
     """(q, k) rotated; `backward` rotates the other way, which is the gradient."""
     sin = -sin if backward else sin
     return _rotate_reference(q, cos, sin), _rotate_reference(k, cos, sin)
@@ -133,7 +137,14 @@ def rotary_backward(
 
 
 def _rotary(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, q_out: Tensor | None, k_out: Tensor | None, backward: bool, launcher: Launcher
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    q_out: Tensor | None,
+    k_out: Tensor | None,
+    backward: bool,
+    launcher: Launcher,
 ) -> tuple[Tensor, Tensor]:
     _check(q, k, cos, sin, q_out, k_out)
     if not use_triton(q):
@@ -163,7 +174,9 @@ def _unit(x: Tensor) -> Tensor:
 def _check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, q_out: Tensor | None, k_out: Tensor | None) -> None:
     check_float("q", q)
     if q.dim() != 4 or q.shape[-1] % 2:
-        raise KernelArgumentError(f"q has shape {tuple(q.shape)}; accepted: (batch, length, heads, head_dim) with an even head_dim")
+        raise KernelArgumentError(
+            f"q has shape {tuple(q.shape)}; accepted: (batch, length, heads, head_dim) with an even head_dim"
+        )
     batch, length, _, dim = q.shape
     check_tensor("k", k, dtypes=(q.dtype,), shape=(batch, length, None, dim), device=q.device)
     for name, table in (("cos", cos), ("sin", sin)):
