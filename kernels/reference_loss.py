@@ -100,7 +100,7 @@ def adamw(
         grad.mul_(coefficient)
     else:
         scale = coefficient.reciprocal().to(torch.float32)
-    kept = _complement(decayed, master.numel())
+    kept = complement(decayed, master.numel())
     for stretches, decay in ((decayed, weight_decay), (kept, 0.0)):
         if stretches:
             lists = [[t[a:b] for a, b in stretches] for t in (master, grad, exp_avg, exp_avg_sq)]
@@ -113,6 +113,7 @@ def adamw(
         weight.copy_(master)
 
 
-def _complement(stretches: Sequence[tuple[int, int]], n: int) -> list[tuple[int, int]]:
+def complement(stretches: Sequence[tuple[int, int]], n: int) -> list[tuple[int, int]]:
+    """The stretches of [0, n) between the given ones."""
     edges = [0, *(edge for stretch in stretches for edge in stretch), n]
     return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]

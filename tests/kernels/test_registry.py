@@ -124,3 +124,37 @@ def test_gradient_accumulation_of_bf16_products_is_in_fp32() -> None:
     out = torch.ones(4, 6)
     registry.op("gemm")(a, b, "tn+acc32", out)
     assert torch.allclose(out, a.float().t() @ b.float() + 1, atol=1e-5)
+
+
+FUSED = (
+    *(f"{n}_{w}" for n in ("rmsnorm", "layernorm", "swiglu", "gelu", "rope") for w in ("forward", "backward")),
+    "ce_max", "ce_exp", "ce_loss", "adamw",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_fused_kernel_has_the_signature_and_the_results_of_its_reference(name: str) -> None:
+    """On a CPU the fused entry runs its own reference, so this holds arguments, results and what is updated in place."""
+    from kernels.registry_triton import FUSED as adapters
+
+    call = next(c for c in CALLS if c.op == name)
+    made = registry.OPERATIONS[name].make_inputs
+    ours, theirs = (made(call, "cpu", torch.Generator().manual_seed(3)) for _ in range(2))
+    left, right = registry.op(name)(*ours), adapters[name](*theirs)
+    pairs = [*zip(_tensors(left), _tensors(right), strict=True)]
+    if name == "adamw":  # whether the gradient is scaled in place is the implementation's own business
+        ours, theirs = (ours[0], *ours[2:]), (theirs[0], *theirs[2:])
+    pairs += zip(_tensors(ours), _tensors(theirs), strict=True)
+    for a, b in pairs:
+        assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_every_fused_kernel_is_held() -> None:
+    from kernels.registry_triton import FUSED as adapters
+
+    assert set(adapters) == set(FUSED)
+
+
+def _tensors(values: object) -> list[torch.Tensor]:
+    many = values if isinstance(values, tuple) else (values,)
+    return [v for v in many if isinstance(v, torch.Tensor)]
