@@ -3,8 +3,9 @@
 The compute stream of a rank is the thread to follow. While it computes, the time belongs to `compute`, `recompute` or
 `optimizer`. While it is idle, the gap belongs to what it waits for: a transfer under way is *exposed* tensor, pipeline,
 data or offload communication; a partner that has not come is a pipeline `bubble` (across stages) or `skew` (inside a
-group that should be in step); an instruction not yet issued is `host`. A gap that reaches further back than the transfer
-waited for is charged to what that transfer itself waited for. Every picosecond between two STEPs has exactly one class.
+group that should be in step); an instruction not yet issued is `host`. A gap that reaches further back than the
+transfer waited for is charged to what that transfer itself waited for. Every picosecond between two STEPs has exactly
+one class.
 """
 
 from __future__ import annotations
@@ -12,10 +13,21 @@ from __future__ import annotations
 from plan.program import Instruction
 
 CLASSES = (
-    "compute", "recompute", "optimizer", "bubble", "exposed_tensor", "exposed_pipeline", "exposed_data", "exposed_offload", "skew", "host",
-)  # fmt: skip
+    "compute",
+    "recompute",
+    "optimizer",
+    "bubble",
+    "exposed_tensor",
+    "exposed_pipeline",
+    "exposed_data",
+    "exposed_offload",
+    "skew",
+    "host",
+)
 COMPUTE, RECOMPUTE, OPTIMIZER, BUBBLE, TENSOR, PIPELINE, DATA, OFFLOAD, SKEW, HOST = range(len(CLASSES))
-Trail = tuple[int, int, int, int, "Trail | None"]  # last member's start, work class, own start, wait class, what it waited for
+Trail = tuple[
+    int, int, int, int, "Trail | None"
+]  # last member's start, work class, own start, wait class, what it waited for
 COPY_STREAMS = ("h2d", "d2h", "cpu", "disk")
 
 
@@ -40,8 +52,9 @@ def wait_class(instruction: Instruction, pipelined: bool) -> int:
 
 
 def blame(account: list[int], begin: int, end: int, trail: Trail | None) -> None:
-    """Charge the gap [begin, end) along a trail: from `last` on to the transfer, from `start` to `last` to the wait for partners, and what
-    is earlier to what the transfer itself waited for. At the trail's end stands an instruction not issued yet: the host."""
+    """Charge the gap [begin, end) along a trail: from `last` on to the transfer, from `start` to `last` to the wait for
+    partners, and what is earlier to what the transfer itself waited for. At the trail's end stands an instruction not
+    issued yet: the host."""
     while trail is not None and end > begin:
         last, work, start, wait, trail = trail
         if last < end:

@@ -4,12 +4,13 @@ A block is cut into *segments*. A single is one instruction. A merged segment st
 in the instructions behind it that follow it and of which only the rank itself decides when they run: compute, and
 communications whose group is one colour. It ends at a communication with partners of another colour, at a host
 synchronisation, or at what does not follow its first instruction. Nothing outside waits for its inside except through
-its outputs: the end of every stream it used, and each instruction somebody outside names. So a merged segment is one max-plus step (host, stream, wait times) → (host, stream, output times), and
-flying it gives exactly the times of flying its members (`simulator.merged`).
+its outputs: the end of every stream it used, and each instruction somebody outside names. So a merged segment is one
+max-plus step (host, stream, wait times) → (host, stream, output times), and flying it gives exactly the times of flying
+its members (`simulator.merged`).
 
 Where communication slows compute, what runs outside and beside a segment comes in as windows. Where streams slow each
-other both ways, merging is exact only if nothing outside can run beside a segment's inside: its last compute instruction follows all members, and no other work on a coupled stream may be under way
-(`fine_calls`).
+other both ways, merging is exact only if nothing outside can run beside a segment's inside: its last compute
+instruction follows all members, and no other work on a coupled stream may be under way (`fine_calls`).
 """
 
 from __future__ import annotations
@@ -119,11 +120,12 @@ def _last(segment: Segment) -> list[int]:
 
 
 def fine_calls(program: RankProgram, cuts: Sequence[Cut], contention: Contention) -> set[int]:
-    """Calls whose merged segments may run beside work on a coupled stream, so they are flown instruction by instruction.
+    """Calls whose merged segments may run beside work on a coupled stream, so they are flown instruction by
+    instruction.
 
-    Each single on a coupled stream may run from the call it is certainly after (that of the compute instruction it waits
-    for) to the call in which compute waits for it or for a later one on its stream. When nobody does, every call is flown
-    so.
+    Each single on a coupled stream may run from the call it is certainly after (that of the compute instruction it
+    waits for) to the call in which compute waits for it or for a later one on its stream. When nobody does, every call
+    is flown so.
     """
     if not contention.active or contention.one_way:
         return set()

@@ -1,8 +1,8 @@
 """Prices instructions: the only place where a profile is asked for times.
 
-A price depends on the kernel calls of an instruction, its communication and the geometry of its group, and nothing else;
-what runs beside it is the business of `simulator.sharing`. There is no constant here: a number that belongs in a profile must
-come from one.
+A price depends on the kernel calls of an instruction, its communication and the geometry of its group, and nothing
+else; what runs beside it is the business of `simulator.sharing`. There is no constant here: a number that belongs in a
+profile must come from one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ COMPUTE_STREAM = STREAM_INDEX["compute"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A priced instruction. `channel` is (communicator name, channel) when partners of other colours must come, else None.
+    """A priced instruction. `channel` is (communicator name, channel) when partners of other colours must come, else
+    None.
 
     `work`/`wait` are breakdown classes; `own_millicores` and `busy` say what it takes of a CPU node's cores.
     """
@@ -46,7 +47,9 @@ class Row:
 class Pricer:
     """Prices one colour's instructions from a profile."""
 
-    def __init__(self, profile: Profile, colour: Colour, pipelined: bool, prices: dict[KernelCall, float] | None = None) -> None:
+    def __init__(
+        self, profile: Profile, colour: Colour, pipelined: bool, prices: dict[KernelCall, float] | None = None
+    ) -> None:
         self.profile = profile
         self.colour = colour
         self.pipelined = pipelined
@@ -84,7 +87,9 @@ class Pricer:
         if instruction.comm is not None:
             work += self._comm_s(instruction)
         elif instruction.stream in ("h2d", "d2h"):
-            work += self.profile.copy_s(instruction.stream, sum(block.buffers[ref].bytes for ref in instruction.writes if ref >= 0))
+            work += self.profile.copy_s(
+                instruction.stream, sum(block.buffers[ref].bytes for ref in instruction.writes if ref >= 0)
+            )
         return work
 
     def _comm_s(self, instruction: Instruction) -> float:

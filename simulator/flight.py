@@ -3,8 +3,8 @@
     flight = fly(compile_run(run), run, load_profile("h100"))
     flight.step_time_s, flight.breakdown["bubble"], flight.memory[0].peak_bytes
 
-Two periods are flown and the second is reported: the time between two STEPs on a rank, in the steady state of a long job. The
-flight keeps what each colour of ranks did; instruction rows are expanded only when a timeline is asked for.
+Two periods are flown and the second is reported: the time between two STEPs on a rank, in the steady state of a long
+job. The flight keeps what each colour of ranks did; instruction rows are expanded only when a timeline is asked for.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from plan.program import RankProgram, StepProgram
 from plan.run import Run
 from plan.timeline import Timeline
 from simulator.breakdown import CLASSES, fractions
-from simulator.clock import seconds
+from simulator.clock import picoseconds, seconds
 from simulator.coarsen import Cut, cut, fine_calls, waited_ports
 from simulator.costs import Pricer
 from simulator.engine import Engine, RankFlight
@@ -88,7 +88,8 @@ def fly(program: StepProgram, run: Run, profile: Profile, *, unfold: bool = Fals
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """A flight makes many small objects that all live until its end: looking for cycles among them takes half as long again."""
+    """A flight makes many small objects that all live until its end: looking for cycles among them takes half as long
+    again."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -105,7 +106,8 @@ def _fly(program: StepProgram, run: Run, profile: Profile, unfold: bool, coarse:
     colours = fold(program, run.cluster, unfold, synchronous)
     contention = Contention.of(profile)
     cores = profile.cores.cores if synchronous and profile.cores is not None else None
-    engine = Engine(contention, synchronous, cores, PERIODS)
+    wake_ps = picoseconds(profile.host_issue_s("wake", 0)) if synchronous else 0
+    engine = Engine(contention, synchronous, cores, wake_ps, PERIODS)
     plans = _Cutter(program, profile, contention, coarse and not synchronous)
     engine.ranks = [_rank(engine, program, colour, plans) for colour in colours]
     engine.fly()
@@ -125,7 +127,13 @@ def _rank(engine: Engine, program: StepProgram, colour: Colour, plans: _Cutter) 
     stage = program.classes[colour.program]
     boundary = step_boundary(stage)
     rank = RankFlight(
-        engine, f"rank {colour.rank}", stage, plans.cuts(colour, boundary), boundary, engine.device(colour.node), colour.beside[colour.index]
+        engine,
+        f"rank {colour.rank}",
+        stage,
+        plans.cuts(colour, boundary),
+        boundary,
+        engine.device(colour.node),
+        colour.beside[colour.index],
     )
     for meeting in colour.meetings.values():
         members = len(set(meeting.members))
@@ -136,7 +144,8 @@ def _rank(engine: Engine, program: StepProgram, colour: Colour, plans: _Cutter) 
 
 
 def step_boundary(stage: RankProgram) -> tuple[int, int]:
-    """(call, local id) whose end closes a period: the last STEP; in a program without one the last compute instruction."""
+    """(call, local id) whose end closes a period: the last STEP; in a program without one the last compute
+    instruction."""
     compute: tuple[int, int] | None = None
     for index in range(len(stage.calls) - 1, -1, -1):
         instructions = stage.blocks[stage.calls[index].block].instructions
@@ -169,7 +178,8 @@ class _Cutter:
         return known
 
     def cuts(self, colour: Colour, boundary: tuple[int, int]) -> list[Cut]:
-        """The cut of each call of a colour's program. The block that closes the period stays uncut, so that its STEP is seen."""
+        """The cut of each call of a colour's program. The block that closes the period stays uncut, so that its STEP is
+        seen."""
         stage = self._stage(colour)
         pricer = Pricer(self.profile, colour, self.pipelined)
         rows = [pricer.block(block) for block in stage.blocks]

@@ -1,11 +1,11 @@
 """Folding: ranks that provably do the same thing at the same time are flown once.
 
 Two ranks may share a flight when nothing in the job can tell them apart: same program, same geometry of every group
-they are in, and partners that are in turn alike. That is the coarsest *equitable partition* of the ranks, found by colour
-refinement: start from (program class, geometry), split colours whose groups hold different colours, until nothing
-splits. With TP8 · PP16 · DP8 on whole nodes 1,024 ranks fold into 16, one for each stage; where some data-parallel rings
-cross nodes and others do not, or a pipeline edge crosses a node for a few ranks only, more colours remain and the
-result is still exact. A folded group keeps its real size and its load on the node's NICs.
+they are in, and partners that are in turn alike. That is the coarsest *equitable partition* of the ranks, found by
+colour refinement: start from (program class, geometry), split colours whose groups hold different colours, until
+nothing splits. With TP8 · PP16 · DP8 on whole nodes 1,024 ranks fold into 16, one for each stage; where some
+data-parallel rings cross nodes and others do not, or a pipeline edge crosses a node for a few ranks only, more colours
+remain and the result is still exact. A folded group keeps its real size and its load on the node's NICs.
 """
 
 from __future__ import annotations
@@ -105,9 +105,11 @@ def neighbour(ring: tuple[int, ...], rank: int, step: int) -> int:
     return ring[(ring.index(rank) + step) % len(ring)]
 
 
-def fold(program: StepProgram, cluster: Cluster, unfold: bool = False, shared_nodes: bool = False) -> tuple[Colour, ...]:
-    """The colours of a job, in order of their first rank. `unfold`: every rank its own. `shared_nodes`: ranks of a node slow each
-    other (a CPU cluster), so what is on a node tells its ranks apart."""
+def fold(
+    program: StepProgram, cluster: Cluster, unfold: bool = False, shared_nodes: bool = False
+) -> tuple[Colour, ...]:
+    """The colours of a job, in order of their first rank. `unfold`: every rank its own. `shared_nodes`: ranks of a node
+    slow each other (a CPU cluster), so what is on a node tells its ranks apart."""
     places = _Places(program, cluster)
     paint = list(range(program.world)) if unfold else _refine(program, places, shared_nodes)
     ranks: dict[int, list[int]] = {}

@@ -1,8 +1,9 @@
 """A first-order interval around the step time: how wrong each class of cost is, times how much of the step it is.
 
-The profile says how far each class of its entries missed the measurements it was fitted on (relative standard deviation). Within a
-class the errors go together, so its part of the step moves by sigma x share; classes are independent, so parts add in
-squares. Waiting (bubble, skew) is other ranks' work and takes the mixture of everything else.
+The profile says how far each class of its entries missed the measurements it was fitted on (relative standard
+deviation). Within a class the errors go together, so its part of the step moves by sigma x share; classes are
+independent, so parts add in squares. Waiting (bubble, skew) is other ranks' work and takes the mixture of everything
+else.
 
 Published step times err one-sidedly: some real runs are slower than any model of healthy hardware and none is faster
 than it. The upper side is therefore wider: it is added the share of communication and host time once more at its own
@@ -22,7 +23,12 @@ if TYPE_CHECKING:
 
 SIDES = 2.0  # standard deviations each side: about 95% of a normal error
 COMPUTE_PARTS = ("compute", "recompute", "optimizer")
-COMMUNICATION = {"exposed_tensor": "collective", "exposed_data": "collective", "exposed_pipeline": "transfer", "exposed_offload": "copy"}
+COMMUNICATION = {
+    "exposed_tensor": "collective",
+    "exposed_data": "collective",
+    "exposed_pipeline": "transfer",
+    "exposed_offload": "copy",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +47,9 @@ def interval(flight: Flight) -> Interval:
     residuals = flight.profile.residuals
     sigmas = {name: _sigma(residuals, name) for name in shares}
     spread = sum((shares[name] * sigmas[name]) ** 2 for name in shares) ** 0.5
-    slow = sum((shares[name] * sigmas[name]) ** 2 for name in shares if name not in ("gemm", "attention", "memory")) ** 0.5
+    slow = (
+        sum((shares[name] * sigmas[name]) ** 2 for name in shares if name not in ("gemm", "attention", "memory")) ** 0.5
+    )
     step = flight.step_time_s
     return Interval(step * max(0.0, 1.0 - SIDES * spread), step * (1.0 + SIDES * (spread + slow)), shares, sigmas)
 

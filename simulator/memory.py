@@ -1,11 +1,11 @@
 """Memory, flown: a stage's allocations and releases in host issue order, and where they peak.
 
-The caching allocator hands out memory when an instruction is *issued*, so the order is the host's and no time is needed. A call allocates
-its local buffers at their first writer, holds `transient_bytes` while an instruction runs, and releases what `frees`
-names. Rank-wide buffers and fixed slots live for ever.
+The caching allocator hands out memory when an instruction is *issued*, so the order is the host's and no time is
+needed. A call allocates its local buffers at their first writer, holds `transient_bytes` while an instruction runs, and
+releases what `frees` names. Rank-wide buffers and fixed slots live for ever.
 
-A block does the same thing in every call (but for frees behind unbound ports), so it is flown once for its net and peak effect,
-and a stage is a running sum over calls: equal to the expanded flight, in a few milliseconds for any size.
+A block does the same thing in every call (but for frees behind unbound ports), so it is flown once for its net and peak
+effect, and a stage is a running sum over calls: equal to the expanded flight, in a few milliseconds for any size.
 
 *Allocated* counts allocations as the allocator rounds them. *Reserved* is what it has taken from the device: large
 allocations keep a segment for each size, reused by the next of that size, so each size holds its own highest count;
@@ -25,9 +25,15 @@ from plan.text import label_of
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "workspace", "framework")
 PART_OF_POOL = {
-    "weight": "weights", "grad": "gradients", "optim": "optimizer", "act": "activations", "stash": "workspace", "gather": "buffers",
-    "comm": "buffers", "work": "workspace",
-}  # fmt: skip
+    "weight": "weights",
+    "grad": "gradients",
+    "optim": "optimizer",
+    "act": "activations",
+    "stash": "workspace",
+    "gather": "buffers",
+    "comm": "buffers",
+    "work": "workspace",
+}
 _PART = {pool: PARTS.index(part) for pool, part in PART_OF_POOL.items()}
 OFF_DEVICE = ("host", "nvme")
 SMALL, MIDDLE = -1, -2  # size classes that share segments
@@ -35,7 +41,8 @@ SMALL, MIDDLE = -1, -2  # size classes that share segments
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Bytes at a stage's peak. `parts` sum to `peak_allocated_bytes`; `framework` is what rounding adds; `where` is the instruction."""
+    """Bytes at a stage's peak. `parts` sum to `peak_allocated_bytes`; `framework` is what rounding adds; `where` is the
+    instruction."""
 
     stage: int
     peak_allocated_bytes: int
@@ -63,7 +70,9 @@ class Rounding:
 
     def __init__(self, allocator: Allocator) -> None:
         self.rules = allocator
-        self.large_bytes = allocator.large_segment_bytes // 2  # an allocation of at least half a large segment gets one of its own
+        self.large_bytes = (
+            allocator.large_segment_bytes // 2
+        )  # an allocation of at least half a large segment gets one of its own
 
     def allocated(self, bytes_: int) -> int:
         """Bytes of a block handed out."""
@@ -217,7 +226,10 @@ def _reserved(effects: list[Effect], order: NDArray[np.int64], resident: dict[in
     before = _before([[e.net_sizes.get(kind, 0) for kind in kinds] for e in effects], order)
     peaks = np.array([[e.peak_sizes.get(kind, 0) for kind in kinds] for e in effects], dtype=np.int64)[order]
     highest = (before + peaks).max(axis=0)
-    return sum(rounding.reserved(kind, resident.get(kind, 0) + int(amount)) for kind, amount in zip(kinds, highest, strict=True))
+    return sum(
+        rounding.reserved(kind, resident.get(kind, 0) + int(amount))
+        for kind, amount in zip(kinds, highest, strict=True)
+    )
 
 
 def _largest(stage: RankProgram, count: int = 5) -> tuple[tuple[str, int], ...]:

@@ -1,16 +1,17 @@
 """A merged segment: many instructions flown as one max-plus step.
 
-Its times depend on when the host reaches it, when its streams were free and when what it waits for ended. All of that is
-taken relative to the start of its first instruction, which is the latest of that instruction's own inputs.
+Its times depend on when the host reaches it, when its streams were free and when what it waits for ended. All of that
+is taken relative to the start of its first instruction, which is the latest of that instruction's own inputs.
 
-1. *Translation.* If every other input comes no later than it would be needed when nothing but the first instruction holds
-   the segment back, it runs exactly like that reference, shifted. Two or three comparisons decide it.
+1. *Translation.* If every other input comes no later than it would be needed when nothing but the first instruction
+holds the segment back, it runs exactly like that reference, shifted. Two or three comparisons decide it.
 2. *Recurrence.* Otherwise each member starts at the latest of its issue, its stream and its waits. Results are kept by
    relative input, and a steady pipeline asks for the same few again and again.
 
 Where communication slows compute, the recurrence also asks which communications run beside each compute member, inside
-and outside the segment. Where streams slow each other both ways, the members are flown as activities on a clock of their
-own (`simulator.sharing`). The arithmetic is the same as for single instructions, so times are equal to the picosecond.
+and outside the segment. Where streams slow each other both ways, the members are flown as activities on a clock of
+their own (`simulator.sharing`). The arithmetic is the same as for single instructions, so times are equal to the
+picosecond.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simulator.breakdown import HOST
-from simulator.clock import FLOOR, Clock
+from simulator.clock import FLOOR
 from simulator.costs import COMPUTE_STREAM, Row
-from simulator.sharing import Activity, Contention, Device, Site, Window, slowed_end
+from simulator.merged_shared import SharedFlight
+from simulator.sharing import Contention, Window, slowed_end
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Times of a segment relative to the start of its first member, in picoseconds. `account` is (class, time) of compute and of the
-    gaps inside; `gaps` are (input, from, to) charged to whoever stands behind that input; `tails` are windows that outlast it."""
+    """Times of a segment relative to the start of its first member, in picoseconds. `account` is (class, time) of
+    compute and of the gaps inside; `gaps` are (input, from, to) charged to whoever stands behind that input; `tails`
+    are windows that outlast it."""
 
     starts: tuple[int, ...]
     ends: tuple[int, ...]
@@ -41,11 +44,29 @@ class Merge:
     """The members of a segment with their sources resolved to members (>= 0) and inputs (-1 - input)."""
 
     __slots__ = (
-        "closed", "contention", "entry", "host_slack", "issued", "memo", "order", "others", "outputs", "reference", "rows", "slack", "sources", "width",
-    )  # fmt: skip
+        "closed",
+        "contention",
+        "entry",
+        "host_slack",
+        "issued",
+        "memo",
+        "order",
+        "others",
+        "outputs",
+        "reference",
+        "rows",
+        "slack",
+        "sources",
+        "width",
+    )
 
     def __init__(
-        self, rows: tuple[Row, ...], streams: tuple[int, ...], external: tuple[int, ...], watched: tuple[int, ...], contention: Contention
+        self,
+        rows: tuple[Row, ...],
+        streams: tuple[int, ...],
+        external: tuple[int, ...],
+        watched: tuple[int, ...],
+        contention: Contention,
     ) -> None:
         self.rows = rows
         self.contention = contention
@@ -77,7 +98,8 @@ class Merge:
         return all(followed)
 
     def _reference(self) -> Outcome:
-        """The flight in which only the first member is held back (it starts at 0), and the slack of every input against it."""
+        """The flight in which only the first member is held back (it starts at 0), and the slack of every input against
+        it."""
         nothing = [FLOOR] * self.width
         starts, ends = self._times(FLOOR, nothing)
         assert min(starts) == 0, "every member of a segment follows its first"
@@ -89,8 +111,8 @@ class Merge:
         return self._outcome(FLOOR, nothing, starts, ends)
 
     def fly(self, host: int, inputs: Sequence[int], windows: Sequence[Window] = ()) -> tuple[int, Outcome]:
-        """(start of the first member, outcome) for a host that reaches the segment at `host`, inputs in order, and windows in which
-        communications outside slow compute."""
+        """(start of the first member, outcome) for a host that reaches the segment at `host`, inputs in order, and
+        windows in which communications outside slow compute."""
         first = host + self.issued[0]
         for index in self.entry:
             if inputs[index] > first:
@@ -114,8 +136,8 @@ class Merge:
         return known
 
     def _floors(self) -> tuple[int, ...]:
-        """What an input may be raised to without changing anything: its slack; with contention (where later is not always later),
-        only the first member's start, before which no member runs."""
+        """What an input may be raised to without changing anything: its slack; with contention (where later is not
+        always later), only the first member's start, before which no member runs."""
         if self.contention.active:
             return (-self.issued[-1], *(0 for _ in range(self.width)))
         return self.host_slack, *self.slack
@@ -162,7 +184,7 @@ class Merge:
 
     def _shared(self, host: int, inputs: Sequence[int]) -> tuple[list[int], list[int]]:
         """The same with contention, on a clock of its own that starts with the first member."""
-        flight = _SharedFlight(self, host, inputs)
+        flight = SharedFlight(self, host, inputs)
         flight.clock.run()
         return flight.starts, flight.ends
 
@@ -178,7 +200,9 @@ class Merge:
             account[row.work] = account.get(row.work, 0) + ends[index] - starts[index]
             front = ends[index]
         outs = tuple(ends[index] for index in self.outputs)
-        return Outcome(tuple(starts), tuple(ends), outs, tuple(account.items()), tuple(gaps), self._tails(starts, ends, front))
+        return Outcome(
+            tuple(starts), tuple(ends), outs, tuple(account.items()), tuple(gaps), self._tails(starts, ends, front)
+        )
 
     def _tails(self, starts: list[int], ends: list[int], front: int) -> tuple[Window, ...]:
         """Windows of communications that outlast the segment's compute."""
@@ -186,7 +210,9 @@ class Merge:
             return ()
         factors = self.contention.compute
         rows = zip(self.rows, starts, ends, strict=True)
-        return tuple((s, e, factors[row.stream]) for row, s, e in rows if e > max(front, s) and factors[row.stream] != 1.0)
+        return tuple(
+            (s, e, factors[row.stream]) for row, s, e in rows if e > max(front, s) and factors[row.stream] != 1.0
+        )
 
     def _charge(
         self,
@@ -196,7 +222,8 @@ class Merge:
         flight: tuple[int, Sequence[int], list[int], list[int]],
         index: int,
     ) -> None:
-        """Charge the idle time before a compute member to the communications it waited for, and to what they waited for."""
+        """Charge the idle time before a compute member to the communications it waited for, and to what they waited
+        for."""
         host, inputs, starts, ends = flight
         end = starts[index]
         while end > begin:
@@ -222,48 +249,6 @@ class Merge:
         return None if host + self.issued[index] > latest else cause
 
 
-class _SharedFlight:
-    """Flies the members of a segment as activities of one device."""
-
-    def __init__(self, merge: Merge, host: int, inputs: Sequence[int]) -> None:
-        self.merge = merge
-        self.clock = Clock()
-        self.device = Device(merge.contention)
-        count = len(merge.rows)
-        self.starts, self.ends = [FLOOR] * count, [FLOOR] * count
-        self.ready = [max([host + merge.issued[i], *(inputs[-1 - s] for s in merge.sources[i] if s < 0)]) for i in range(count)]
-        self.ready[0] = 0
-        self.pending = [sum(s >= 0 for s in sources) for sources in merge.sources]
-        self.followers: list[list[int]] = [[] for _ in range(count)]
-        for index, sources in enumerate(merge.sources):
-            for source in sources:
-                if source >= 0:
-                    self.followers[source].append(index)
-        for index in range(count):
-            if not self.pending[index]:
-                self._ready(index)
-
-    def _ready(self, index: int) -> None:
-        start = self.ready[index]
-        self.starts[index] = start
-        if start > self.clock.now:
-            self.clock.at(start, lambda _: self._begin(index))
-        else:
-            self._begin(index)
-
-    def _begin(self, index: int) -> None:
-        row = self.merge.rows[index]
-        Activity(self.clock, (Site(self.device, row.stream),), row.work_ps, lambda: self._done(index)).begin()
-
-    def _done(self, index: int) -> None:
-        now = self.ends[index] = self.clock.now
-        for follower in self.followers[index]:
-            self.ready[follower] = max(self.ready[follower], now)
-            self.pending[follower] -= 1
-            if not self.pending[follower]:
-                self._ready(follower)
-
-
 def _sources(rows: tuple[Row, ...], streams: tuple[int, ...], external: tuple[int, ...]) -> list[tuple[int, ...]]:
     """For each member: the one before it on its stream, then its waits; members >= 0, inputs -1 - input."""
     place = {row.local: index for index, row in enumerate(rows)}
@@ -278,8 +263,8 @@ def _sources(rows: tuple[Row, ...], streams: tuple[int, ...], external: tuple[in
 
 
 def _communications_first(rows: tuple[Row, ...], sources: list[tuple[int, ...]]) -> list[int]:
-    """Members in an order in which each communication comes as soon as its sources have come: whatever may run beside a compute
-    member is then timed before it."""
+    """Members in an order in which each communication comes as soon as its sources have come: whatever may run beside a
+    compute member is then timed before it."""
     pending = [sum(source >= 0 for source in of_row) for of_row in sources]
     followers: list[list[int]] = [[] for _ in rows]
     for index, of_row in enumerate(sources):

@@ -1,7 +1,7 @@
 """Work that shares a device or a node: how long it takes depends on what runs beside it, and that changes.
 
-An `Activity` is an amount of work (picoseconds when alone) with a slow-down factor. Whenever the set of active work on a
-device or node changes, the factors are found again, the work done so far is settled, and the end is scheduled anew;
+An `Activity` is an amount of work (picoseconds when alone) with a slow-down factor. Whenever the set of active work on
+a device or node changes, the factors are found again, the work done so far is settled, and the end is scheduled anew;
 the older end event carries an older version and is ignored.
 
 Two causes, both from the profile: measured contention between streams of one device, and processor sharing of a CPU
@@ -9,7 +9,8 @@ node's cores among computing ranks and communicating threads. Beside several str
 are measured pair by pair.
 
 Where contention slows compute alone (`Contention.one_way`, the usual profile) there is no need for activities: a
-communication's window on its device is known as soon as it starts, and `slowed_end` says when compute ends among windows.
+communication's window on its device is known as soon as it starts, and `slowed_end` says when compute ends among
+windows.
 """
 
 from __future__ import annotations
@@ -55,14 +56,20 @@ class Contention:
         """
         names = [TRANSFER if name.startswith(("send", "recv")) else name for name in (*STREAMS, "host")]
         pairs = [[(a, b) for b in names] for a in names]
-        return Contention([[1.0 if i == j else profile.contention(*pair) for j, pair in enumerate(row)] for i, row in enumerate(pairs)])
+        return Contention(
+            [
+                [1.0 if i == j else profile.contention(*pair) for j, pair in enumerate(row)]
+                for i, row in enumerate(pairs)
+            ]
+        )
 
 
 Window = tuple[int, int, float]  # from, until, slow-down of compute
 
 
 def slowed_end(start: int, work: int, windows: Sequence[Window]) -> int:
-    """When `work` picoseconds begun at `start` end, if it is slowed inside windows (by the largest factor where they overlap)."""
+    """When `work` picoseconds begun at `start` end, if it is slowed inside windows (by the largest factor where they
+    overlap)."""
     cuts = sorted({edge for begin, end, _ in windows for edge in (begin, end) if edge > start})
     time, left = start, float(work)
     for cut in cuts:
@@ -75,7 +82,8 @@ def slowed_end(start: int, work: int, windows: Sequence[Window]) -> int:
 
 
 class Node:
-    """The cores of one CPU node, in millicores (integers add up exactly): `demand` is what everything active asks for."""
+    """The cores of one CPU node, in millicores (integers add up exactly): `demand` is what everything active asks
+    for."""
 
     __slots__ = ("cores", "demand", "devices")
 
@@ -85,7 +93,8 @@ class Node:
         self.devices: list[Device] = []
 
     def factor(self, own: int, busy: float) -> float:
-        """Slow-down of threads that ask for `own` millicores; `busy` is their measured slow-down (>= 1) when all other cores run."""
+        """Slow-down of threads that ask for `own` millicores; `busy` is their measured slow-down (>= 1) when all other
+        cores run."""
         share = max(1.0, self.demand / self.cores)
         spare = self.cores - own
         others = min(1.0, max(0, self.demand - own) / spare) if spare > 0 else 0.0

@@ -1,8 +1,8 @@
 """The predicted timeline: rows of the flown second period, one for each instruction, in host issue order.
 
-Merged segments are expanded again: their outcome holds the relative times of every member. Ids, labels and sequence numbers are those
-of `plan.program.expand`, the same that the trainer stamps, so predicted and measured rows join on (rank, id). Time 0 is
-the first rank's end of the step before.
+Merged segments are expanded again: their outcome holds the relative times of every member. Ids, labels and sequence
+numbers are those of `plan.program.expand`, the same that the trainer stamps, so predicted and measured rows join on
+(rank, id). Time 0 is the first rank's end of the step before.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from plan.program import Call, RankProgram, resolve_wait
 from plan.run import Run
 from plan.timeline import Header, Timeline
 from simulator.clock import PS_PER_S
-from simulator.engine import Merged, Op, RankFlight
+from simulator.engine import RankFlight
 from simulator.fold import Colour
+from simulator.nodes import Op
+from simulator.segments import Merged
 
 if TYPE_CHECKING:
     from simulator.flight import Flight
@@ -24,7 +26,8 @@ Times = tuple[int, int, int]  # issued, start, end, in picoseconds
 
 
 def predicted_timeline(flight: Flight, ranks: Sequence[int] | None = None) -> Timeline:
-    """Timeline of one rank of every colour, or of the colours of `ranks`, each under the first asked-for rank of its colour."""
+    """Timeline of one rank of every colour, or of the colours of `ranks`, each under the first asked-for rank of its
+    colour."""
     chosen = [(colour, _speaker(colour, ranks)) for colour in flight.colours]
     origin = min(rank.marks[-2][0] if len(rank.marks) > 1 else 0 for rank in flight.ranks)
     columns: dict[str, list[object]] = {}
@@ -83,7 +86,14 @@ def _fill(columns: dict[str, list[object]], speaker: int, rank: RankFlight, orig
         for local, times in enumerate(call_times(rank, index)):
             ends[call.base + local] = times[2]
             ready = _ready(program, call, local, times, ends)
-            add.row(speaker, program, call, local, counts, [(t - origin) / PS_PER_S for t in (times[0], ready, times[1], times[2])])
+            add.row(
+                speaker,
+                program,
+                call,
+                local,
+                counts,
+                [(t - origin) / PS_PER_S for t in (times[0], ready, times[1], times[2])],
+            )
 
 
 def _ready(program: RankProgram, call: Call, local: int, times: Times, ends: dict[int, int]) -> int:
@@ -100,15 +110,35 @@ class _Adder:
     """Column lists, filled row by row."""
 
     NAMES = (
-        "rank", "id", "phase", "kind", "micro", "unit", "piece", "stream", "issued_s", "ready_s", "start_s", "end_s", "bytes", "group",
-        "channel", "seq",
-    )  # fmt: skip
+        "rank",
+        "id",
+        "phase",
+        "kind",
+        "micro",
+        "unit",
+        "piece",
+        "stream",
+        "issued_s",
+        "ready_s",
+        "start_s",
+        "end_s",
+        "bytes",
+        "group",
+        "channel",
+        "seq",
+    )
 
     def __init__(self, columns: dict[str, list[object]]) -> None:
         self.lists = [columns.setdefault(name, []) for name in self.NAMES]
 
     def row(
-        self, rank: int, program: RankProgram, call: Call, local: int, counts: dict[tuple[str, str], int], times: list[float]
+        self,
+        rank: int,
+        program: RankProgram,
+        call: Call,
+        local: int,
+        counts: dict[tuple[str, str], int],
+        times: list[float],
     ) -> None:
         """One instruction."""
         i = program.blocks[call.block].instructions[local]
@@ -121,5 +151,3 @@ class _Adder:
         values = (rank, call.base + local, i.phase, i.kind, micro, i.unit, i.piece, i.stream, *times, *comm)
         for column, value in zip(self.lists, values, strict=True):
             column.append(value)
-
-

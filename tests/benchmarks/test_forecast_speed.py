@@ -62,7 +62,8 @@ def test_a_flight_takes_less_than_its_share_of_a_second(gpt3: tuple[StepProgram,
 
 
 def test_the_number_of_events_of_gpt3_is_known(gpt3: tuple[StepProgram, Run, Profile]) -> None:
-    """One event for each transfer (15 edges, two ways, 192 micro-batches), each merged segment, and the instructions around a step."""
+    """One event for each transfer (15 edges, two ways, 192 micro-batches), each merged segment, and the instructions
+    around a step."""
     flight = fly(*gpt3)
     transfers, segments = 2 * 15 * 2 * 192, 2 * 16 * 2 * 192
     singles = flight.events - transfers - segments
@@ -81,6 +82,8 @@ def test_a_cold_forecast_fits_in_half_a_gigabyte() -> None:
         "assert 'torch' not in sys.modules and 'triton' not in sys.modules\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
     kilobytes = int(done.stdout) // (1024 if sys.platform == "darwin" else 1)
     assert kilobytes < 500 * 1024

@@ -29,6 +29,7 @@ class FakeProfile:
     bytes_per_s: float = 1.5e12
     launch_s: float = 2e-6
     issue_s: float = 5e-6
+    wake_s: float = 0.0
     alpha_s: float = 3e-6
     bus_bytes_per_s: float = 2e11
     nic_bytes_per_s: float = 2e10
@@ -43,7 +44,7 @@ class FakeProfile:
         return one * self.factor
 
     def host_issue_s(self, kind: str, kernels: int) -> float:
-        return self.issue_s * (1 + kernels) * self.factor
+        return (self.wake_s if kind == "wake" else self.issue_s * (1 + kernels)) * self.factor
 
     def collective(self, op: str, bytes_: int, dtype: str, geometry: Geometry, algorithm: str = "auto") -> CommCost:
         n = geometry.ranks

@@ -27,8 +27,15 @@ from simulator.flight import Flight
 from tests.simulator.fakes import FakeProfile
 
 MODEL = {
-    "layers": 4, "hidden": 512, "heads": 8, "kv_heads": 8, "ffn": 2048, "vocab": 1024, "seq_length": 256, "tied_embeddings": False,
-}  # fmt: skip
+    "layers": 4,
+    "hidden": 512,
+    "heads": 8,
+    "kv_heads": 8,
+    "ffn": 2048,
+    "vocab": 1024,
+    "seq_length": 256,
+    "tied_embeddings": False,
+}
 CLUSTER = {"preset": "dgx-a100-80gb", "gpus_per_node": 4}
 
 
@@ -44,7 +51,14 @@ def small(plan: dict[str, Any], cluster: dict[str, Any] | str | None = None, **m
 def cluster_run(world: int, device: str = "cuda", cores: int = 2) -> Run:
     """A run whose only use is its cluster: `world` ranks on one node."""
     _, run = small({"data_parallel": world, "global_batch_size": world})
-    cluster = replace(run.cluster, device=device, gpus=world, gpus_per_node=world, nodes=1, host=replace(run.cluster.host, cores=cores))
+    cluster = replace(
+        run.cluster,
+        device=device,
+        gpus=world,
+        gpus_per_node=world,
+        nodes=1,
+        host=replace(run.cluster.host, cores=cores),
+    )
     return replace(run, cluster=cluster)
 
 
@@ -54,7 +68,13 @@ def kernel(microseconds: int) -> tuple[KernelCall, ...]:
 
 
 TABLE = FakeProfile(
-    flops_per_s=2e6, bytes_per_s=float("inf"), launch_s=0.0, issue_s=0.0, alpha_s=0.0, bus_bytes_per_s=1e6, nic_bytes_per_s=1e6 / 8
+    flops_per_s=2e6,
+    bytes_per_s=float("inf"),
+    launch_s=0.0,
+    issue_s=0.0,
+    alpha_s=0.0,
+    bus_bytes_per_s=1e6,
+    nic_bytes_per_s=1e6 / 8,
 )  # a microsecond for each FLOP pair of a (n, 1, 1) product and for each byte on a wire
 
 
@@ -63,10 +83,14 @@ def compute(kind: str, microseconds: int, waits: tuple[int, ...] = (), phase: Ph
     return Instruction(phase, kind, 1, "piece", "compute", kernel(microseconds), waits=waits, **more)
 
 
-def move(op: CommOp, role: Role, stream: Stream, bytes_: int, waits: tuple[int, ...] = (), channel: str = "") -> Instruction:
+def move(
+    op: CommOp, role: Role, stream: Stream, bytes_: int, waits: tuple[int, ...] = (), channel: str = ""
+) -> Instruction:
     """A communication of so many bytes."""
     kinds = {"all_reduce": "AR", "all_gather": "AG", "reduce_scatter": "RS", "send": "SEND", "recv": "RECV"}
-    return Instruction("F", kinds[op], 1, "piece", stream, comm=Comm(op, role, bytes_, "uint8", channel or stream), waits=waits)
+    return Instruction(
+        "F", kinds[op], 1, "piece", stream, comm=Comm(op, role, bytes_, "uint8", channel or stream), waits=waits
+    )
 
 
 def by_hand(*ranks: list[Instruction], groups: dict[str, tuple[tuple[int, ...], ...]] | None = None) -> StepProgram:

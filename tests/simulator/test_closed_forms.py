@@ -40,7 +40,13 @@ def test_bubble_of_a_pipeline(schedule: str, stages: int, microbatches: int) -> 
 
 def test_interleaving_divides_the_bubble() -> None:
     """With v chunks a stage the bubble time is (p-1)(F+B)/v."""
-    plan = {"pipeline_parallel": 2, "virtual_pipeline": 2, "schedule": "interleaved-1f1b", "global_batch_size": 4, "attention": "flash"}
+    plan = {
+        "pipeline_parallel": 2,
+        "virtual_pipeline": 2,
+        "schedule": "interleaved-1f1b",
+        "global_batch_size": 4,
+        "attention": "flash",
+    }
     program, run = small(plan)
     flight = fly(program, run, EqualForwardAndBackward(**FREE))
     work = 4 * 2 * 2 * FORWARD_S
@@ -66,8 +72,12 @@ def test_1f1b_holds_p_minus_r_microbatches(stages: int) -> None:
         plan = {"pipeline_parallel": stages, "schedule": schedule, "global_batch_size": microbatches}
         program, run = small(plan, layers=8)
         held = [stage.parts["activations"] for stage in fly(program, run, FakeProfile()).memory]
-        one = [stage.parts["activations"] for stage in fly(*small(plan | {"global_batch_size": 1}, layers=8), FakeProfile()).memory]
-        # middle stages hold layers alone, so their activations come in whole micro-batches but for what the peak's own block works on
+        one = [
+            stage.parts["activations"]
+            for stage in fly(*small(plan | {"global_batch_size": 1}, layers=8), FakeProfile()).memory
+        ]
+        # middle stages hold layers alone, so their activations come in whole micro-batches but for what the peak's own
+        # block works on
         for rank in range(1, stages - 1):
             per_microbatch = kept_bytes(program, rank)
             extra = one[rank] - per_microbatch
@@ -81,7 +91,14 @@ def kept_bytes(program: object, stage: int) -> int:
     return next(block.net_bytes for block in blocks if block.name == "F0")
 
 
-PLAN = {"tensor_parallel": 2, "sequence_parallel": True, "pipeline_parallel": 2, "data_parallel": 2, "global_batch_size": 8, "zero_stage": 1}
+PLAN = {
+    "tensor_parallel": 2,
+    "sequence_parallel": True,
+    "pipeline_parallel": 2,
+    "data_parallel": 2,
+    "global_batch_size": 8,
+    "zero_stage": 1,
+}
 
 
 @pytest.mark.parametrize("issue_s", [1e-8, 1e-4])
@@ -102,7 +119,9 @@ def test_a_profile_of_zeros_gives_a_step_of_zero() -> None:
 
 @pytest.mark.parametrize("stages", [1, 4])
 def test_time_fractions_tile_the_step(stages: int) -> None:
-    program, run = small({"tensor_parallel": 2, "pipeline_parallel": stages, "data_parallel": 2, "global_batch_size": 14})
+    program, run = small(
+        {"tensor_parallel": 2, "pipeline_parallel": stages, "data_parallel": 2, "global_batch_size": 14}
+    )
     flight = fly(program, run, FakeProfile(issue_s=3e-5))
     assert tuple(flight.breakdown) == CLASSES
     assert sum(flight.breakdown.values()) == 1.0

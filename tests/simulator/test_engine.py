@@ -20,7 +20,10 @@ def periods(flight: object) -> list[int]:
 
 def test_a_stream_runs_in_order_and_a_wait_joins_streams() -> None:
     """compute 10, copy of 6 beside it, compute 3 that waits for the all-gather of 6 behind the first."""
-    program = by_hand([compute("F", 10), move("all_gather", "tp", "tp", 12, (0,)), compute("F", 3), compute("F", 1, (1,))], groups={"tp": ((0,),)})
+    program = by_hand(
+        [compute("F", 10), move("all_gather", "tp", "tp", 12, (0,)), compute("F", 3), compute("F", 1, (1,))],
+        groups={"tp": ((0,),)},
+    )
     assert periods(fly(program, cluster_run(1), TABLE)) == [14]  # a group of one moves nothing
 
 
@@ -31,7 +34,9 @@ def test_partners_wait_for_each_other_and_pay_once() -> None:
     flight = fly(by_hand(first, second, groups={"dp": ((0, 1),)}), cluster_run(2), TABLE)
     assert periods(flight) == [19, 19]
     assert starts(flight, 1) == [0, 4, 18]
-    waiting = dict(zip(("compute", "exposed_data", "skew"), (flight.accounts[1][i] // US for i in (0, 6, 8)), strict=True))
+    waiting = dict(
+        zip(("compute", "exposed_data", "skew"), (flight.accounts[1][i] // US for i in (0, 6, 8)), strict=True)
+    )
     assert waiting == {"compute": 5, "exposed_data": 8, "skew": 6}
 
 
@@ -45,7 +50,8 @@ def test_the_host_holds_a_small_program_back() -> None:
 
 
 def test_a_host_synchronisation_stops_the_issue() -> None:
-    """Without the synchronisation the host is 30 us ahead; with it the second instruction is issued when the first has ended."""
+    """Without the synchronisation the host is 30 us ahead; with it the second instruction is issued when the first has
+    ended."""
     host = replace(TABLE, issue_s=2.5e-6)
     free = by_hand([compute("F", 30), compute("STEP", 1)])
     held = by_hand([compute("F", 30, host_sync=True), compute("STEP", 1)])
@@ -77,16 +83,36 @@ def test_a_cpu_kernel_slows_beside_busy_cores() -> None:
     """gemm takes 1.3 times as long when the other core computes too, and nothing longer alone."""
     profile = replace(TABLE, cores=CoreSharing(2, 1, 0.5, {"gemm": 1.3}))
     assert periods(fly(by_hand([compute("STEP", 10)]), cluster_run(1, "cpu"), profile)) == [10]
-    assert periods(fly(by_hand([compute("STEP", 10)], [compute("STEP", 10)]), cluster_run(2, "cpu"), profile)) == [13, 13]
+    assert periods(fly(by_hand([compute("STEP", 10)], [compute("STEP", 10)]), cluster_run(2, "cpu"), profile)) == [
+        13,
+        13,
+    ]
 
 
 def test_cpu_compute_occupies_the_host_and_communication_does_not() -> None:
-    """The reduction is issued after the first compute, and the second compute runs beside it: 3 threads' worth on 2 cores."""
+    """The reduction is issued after the first compute, and the second compute runs beside it: 3 threads' worth on 2
+    cores."""
     profile = replace(TABLE, cores=CoreSharing(2, 1, 0.5, {}))
     rank = [compute("F", 10), move("all_reduce", "dp", "dp", 6, (0,)), compute("F", 12), compute("STEP", 1, (1,))]
     flight = fly(by_hand(rank, rank, groups={"dp": ((0, 1),)}), cluster_run(2, "cpu"), profile)
     # 10, then 2 x (1 + 0.5) threads on 2 cores: factor 1.5 for 9 us, in which 6 of the 12 are done
     assert periods(flight) == [10 + 9 + 6 + 1] * 2
+
+
+def test_a_blocked_cpu_host_needs_time_to_wake() -> None:
+    """The optimizer waits 6 us for the reduction and 2 us more to come back from its thread; nothing is paid when it
+    need not wait."""
+    profile = replace(TABLE, wake_s=2e-6, cores=CoreSharing(8, 1, 0.5, {}))
+    for beside, expected in ((3, 1 + 6 + 2 + 1), (7, 1 + 7 + 1)):
+        rank = [
+            compute("F", 1),
+            move("all_reduce", "dp", "dp", 6, (0,)),
+            compute("F", beside),
+            compute("STEP", 1, (1,)),
+        ]
+        flight = fly(by_hand(rank, rank, groups={"dp": ((0, 1),)}), cluster_run(2, "cpu"), profile)
+        assert periods(flight) == [expected] * 2
+        assert flight.accounts[0][-1] // US == (2 if beside == 3 else 0)
 
 
 def test_a_folded_cpu_node_shares_like_an_unfolded_one() -> None:

@@ -20,12 +20,28 @@ PLANS: dict[str, dict[str, Any]] = {
     "dp2-zero1": {"data_parallel": 2, "global_batch_size": 4, "zero_stage": 1},
     "pp2": {"pipeline_parallel": 2, "global_batch_size": 5},
     "pp4-gpipe": {"pipeline_parallel": 4, "schedule": "gpipe", "global_batch_size": 6},
-    "tp2-pp2-dp2": {"tensor_parallel": 2, "pipeline_parallel": 2, "data_parallel": 2, "global_batch_size": 12, "zero_stage": 1},
-    "sp-pp4-full": {"tensor_parallel": 2, "sequence_parallel": True, "pipeline_parallel": 4, "global_batch_size": 8, "recompute": "full"},
-    "interleaved": {
-        "pipeline_parallel": 2, "virtual_pipeline": 2, "schedule": "interleaved-1f1b", "data_parallel": 3, "global_batch_size": 12,
+    "tp2-pp2-dp2": {
+        "tensor_parallel": 2,
+        "pipeline_parallel": 2,
+        "data_parallel": 2,
+        "global_batch_size": 12,
+        "zero_stage": 1,
     },
-}  # fmt: skip
+    "sp-pp4-full": {
+        "tensor_parallel": 2,
+        "sequence_parallel": True,
+        "pipeline_parallel": 4,
+        "global_batch_size": 8,
+        "recompute": "full",
+    },
+    "interleaved": {
+        "pipeline_parallel": 2,
+        "virtual_pipeline": 2,
+        "schedule": "interleaved-1f1b",
+        "data_parallel": 3,
+        "global_batch_size": 12,
+    },
+}
 PROFILES = {
     "device-bound": FakeProfile(issue_s=1e-8),
     "host-bound": FakeProfile(issue_s=4e-4),
@@ -37,7 +53,12 @@ PROFILES = {
     ),
     "all-ways": FakeProfile(
         issue_s=2e-6,
-        factors={("compute", "transfer"): 1.3, ("transfer", "compute"): 1.2, ("tp", "transfer"): 2.0, ("compute", "tp"): 1.5},
+        factors={
+            ("compute", "transfer"): 1.3,
+            ("transfer", "compute"): 1.2,
+            ("tp", "transfer"): 2.0,
+            ("compute", "tp"): 1.5,
+        },
     ),
 }
 
@@ -45,7 +66,9 @@ PROFILES = {
 def rows(flight: Flight) -> dict[str, Any]:
     """Every time of the timeline in whole picoseconds."""
     columns = flight.timeline().columns
-    return {name: np.rint(columns[name] * 1e12).astype(np.int64).tolist() for name in TIMES} | {"id": columns["id"].tolist()}
+    return {name: np.rint(columns[name] * 1e12).astype(np.int64).tolist() for name in TIMES} | {
+        "id": columns["id"].tolist()
+    }
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -67,9 +90,13 @@ def test_folded_equals_unfolded(plan: str, profile: str) -> None:
     folded = fly(program, run, PROFILES[profile])
     unfolded = fly(program, run, PROFILES[profile], unfold=True)
     assert len(unfolded.colours) == program.world
-    periods = {rank: time for colour, time in zip(folded.colours, folded.periods_ps, strict=True) for rank in colour.ranks}
+    periods = {
+        rank: time for colour, time in zip(folded.colours, folded.periods_ps, strict=True) for rank in colour.ranks
+    }
     assert periods == dict(enumerate(unfolded.periods_ps))
-    accounts = {rank: account for colour, account in zip(folded.colours, folded.accounts, strict=True) for rank in colour.ranks}
+    accounts = {
+        rank: account for colour, account in zip(folded.colours, folded.accounts, strict=True) for rank in colour.ranks
+    }
     assert accounts == dict(enumerate(unfolded.accounts))
 
 
@@ -85,5 +112,7 @@ def test_ranks_that_cross_nodes_are_told_apart() -> None:
     program, run = small(plan)
     folded, unfolded = fly(program, run, FakeProfile()), fly(program, run, FakeProfile(), unfold=True)
     assert len(folded.colours) > 2
-    periods = {rank: time for colour, time in zip(folded.colours, folded.periods_ps, strict=True) for rank in colour.ranks}
+    periods = {
+        rank: time for colour, time in zip(folded.colours, folded.periods_ps, strict=True) for rank in colour.ranks
+    }
     assert periods == dict(enumerate(unfolded.periods_ps))

@@ -53,7 +53,12 @@ def test_the_wait_for_a_partner_is_apart_from_the_transfer() -> None:
     _, transfer = split(timeline)
     received = timeline.columns["kind"] == timeline.code("RECV")
     sent = timeline.columns["kind"] == timeline.code("SEND")
-    one = flight.profile.collective("send", timeline.ints("bytes")[int(np.flatnonzero(sent)[0])], "bf16", flight.colours[0].meetings["pp_next"].geometry)
+    one = flight.profile.collective(
+        "send",
+        timeline.ints("bytes")[int(np.flatnonzero(sent)[0])],
+        "bf16",
+        flight.colours[0].meetings["pp_next"].geometry,
+    )
     assert transfer[received | sent] == pytest.approx(one.latency_s + one.transfer_s, rel=1e-6)
 
 
@@ -94,6 +99,7 @@ def test_a_cpu_flight_uses_the_profile_of_its_threads() -> None:
     profile = ByThreads(bytes_per_s=float("inf"), launch_s=0.0, issue_s=0.0, cores=CoreSharing(8, 1, 0.5, {}))
     cluster = cluster_run(1, "cpu").cluster
     one, four = (
-        fly(program, replace(run, cluster=replace(cluster, threads_per_rank=threads)), profile).step_time_s for threads in (1, 4)
+        fly(program, replace(run, cluster=replace(cluster, threads_per_rank=threads)), profile).step_time_s
+        for threads in (1, 4)
     )
     assert one == pytest.approx(4 * four, rel=1e-6)

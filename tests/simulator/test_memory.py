@@ -1,4 +1,5 @@
-"""Memory by blocks equals memory instruction by instruction, parts sum to the peak, and the allocator rounds as it says."""
+"""Memory by blocks equals memory instruction by instruction, parts sum to the peak, and the allocator rounds as it
+says."""
 
 from __future__ import annotations
 
@@ -26,7 +27,11 @@ def flown_one_by_one(stage: RankProgram, rounding: Rounding) -> tuple[int, dict[
     for placed in expand(stage):
         block = stage.blocks[stage.calls[placed.call].block]
         for ref in placed.instruction.writes:
-            if ref >= 0 and resolve_buffer(stage, placed.call, ref) == (placed.call, ref) and on_allocator(block.buffers[ref]):
+            if (
+                ref >= 0
+                and resolve_buffer(stage, placed.call, ref) == (placed.call, ref)
+                and on_allocator(block.buffers[ref])
+            ):
                 live.setdefault((placed.call, ref), block.buffers[ref])
         held = [(b.bytes, PART_OF_POOL[b.pool]) for b in (*resident, *live.values())]
         held += [(placed.instruction.transient_bytes, "workspace")] if placed.instruction.transient_bytes else []
@@ -90,7 +95,10 @@ def test_zero_1_shards_the_optimizer() -> None:
 
 
 def test_recompute_holds_less() -> None:
-    held = [memory_of({"global_batch_size": 4, "recompute": how})[1][0].parts["activations"] for how in ("none", "selective", "full")]
+    held = [
+        memory_of({"global_batch_size": 4, "recompute": how})[1][0].parts["activations"]
+        for how in ("none", "selective", "full")
+    ]
     assert held[0] >= held[1] > held[2]
 
 

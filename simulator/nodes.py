@@ -1,0 +1,209 @@
+"""Instructions in flight: an `Op` begins when its sources have ended, meets its partners, and ends.
+
+A *source* is (node, output): the node before on the same stream, or one that is waited for. A node whose sources have
+all ended begins at the latest of their ends and its own issue. A communication with other colours then arrives on its
+`Channel`; when the last member has arrived, all of them move together (`Transfer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from simulator.breakdown import HOST, Trail, blame
+from simulator.clock import FLOOR
+from simulator.costs import COMPUTE_STREAM, Row
+from simulator.sharing import Activity, slowed_end
+
+if TYPE_CHECKING:
+    from simulator.engine import RankFlight
+    from simulator.segments import Merged
+
+
+class Waiter(Protocol):
+    """Whoever wants to hear that an output is known."""
+
+    def notify(self) -> None:
+        """It is."""
+
+
+Source = tuple["Op | Merged", int]
+
+
+class Channel:
+    """One communicator's channel: members of `expected` colours meet in the order in which each issues on it."""
+
+    __slots__ = ("expected", "open")
+
+    def __init__(self, expected: int) -> None:
+        self.expected = expected
+        self.open: dict[int, list[Op]] = {}
+
+    def arrive(self, op: Op) -> None:
+        """An op is ready (at `op.start`); when it is the last of its meeting, all of them move together."""
+        waiting = self.open.get(op.seq)
+        if waiting is None:
+            self.open[op.seq] = [op]
+            return
+        waiting.append(op)
+        if len(waiting) == self.expected:
+            del self.open[op.seq]
+            Transfer(waiting, max([member.start for member in waiting])).launch()
+
+
+class Transfer:
+    """What moves once all members of a communication (or the only one) are ready at `last`."""
+
+    __slots__ = ("last", "members")
+
+    def __init__(self, members: list[Op], last: int) -> None:
+        self.members = members
+        self.last = last
+
+    def launch(self) -> None:
+        """Schedule the end; where work shares a device, start an activity at `last`."""
+        work, engine = 0, self.members[0].rank.engine
+        for member in self.members:
+            member.last = self.last
+            if member.row.work_ps > work:
+                work = member.row.work_ps
+        if not engine.shared:
+            end = self.last + work
+            if engine.windowed and work:
+                for member in self.members:
+                    member.rank.open_window(member.row.stream, self.last, end)
+            engine.clock.at(end, self._ended, end)
+        elif self.last > engine.clock.now:
+            engine.clock.at(self.last, self._begin, work)
+        else:
+            self._activity(work)
+
+    def _begin(self, event: object) -> None:
+        self._activity(event.value)  # type: ignore[attr-defined]
+
+    def _activity(self, work: int) -> None:
+        sites = tuple(member.rank.site(member.row) for member in self.members)
+        Activity(self.members[0].rank.engine.clock, sites, work, self._finished).begin()
+
+    def _finished(self) -> None:
+        now = self.members[0].rank.engine.clock.now
+        for member in self.members:
+            member.finish(now)
+
+    def _ended(self, event: object) -> None:
+        for member in self.members:
+            member.finish(event.value)  # type: ignore[attr-defined]
+
+
+class Op:
+    """One instruction in flight. `start`: own start; `last`: the last member's; `outs` is set when it has ended."""
+
+    __slots__ = (
+        "before",
+        "call",
+        "issued",
+        "last",
+        "outs",
+        "pending",
+        "rank",
+        "row",
+        "seq",
+        "sources",
+        "start",
+        "version",
+        "waiters",
+    )
+
+    def __init__(self, rank: RankFlight, row: Row, call: int, issued: int, sources: list[Source]) -> None:
+        self.rank = rank
+        self.row = row
+        self.call = call
+        self.issued = issued
+        self.sources: Sequence[Source] = sources
+        self.waiters: list[Waiter] = []
+        self.outs: list[int | None] = [None]
+        self.pending = 0
+        self.seq = -1
+        self.start = self.last = FLOOR
+        self.version = 0
+        self.before: Trail | None = None
+        for node, k in sources:
+            if node.outs[k] is None:
+                node.call_back(k, self)
+                self.pending += 1
+
+    def call_back(self, _: int, waiter: Waiter) -> None:
+        """Notify `waiter` at the end."""
+        self.waiters.append(waiter)
+
+    def notify(self) -> None:
+        """A source has ended."""
+        self.pending -= 1
+        if not self.pending:
+            self.begin()
+
+    def begin(self) -> None:
+        """All sources have ended: take the latest, and move (or wait for partners)."""
+        latest, cause, output = FLOOR, None, 0
+        for node, k in self.sources:
+            time = node.outs[k]
+            if time > latest:  # type: ignore[operator]
+                latest, cause, output = time, node, k  # type: ignore[assignment]
+        self.sources = ()
+        if self.issued > latest:
+            latest, cause = self.issued, None
+        self.start = latest
+        if self.row.stream == COMPUTE_STREAM:
+            rank = self.rank
+            if latest > rank.front:
+                blame(rank.account, rank.front, latest, None if cause is None else cause.trail(output))
+            if rank.engine.wake_ps and cause is not None and cause.trail(output) is not None and latest > self.issued:
+                self.start = latest = latest + rank.engine.wake_ps
+                rank.account[HOST] += rank.engine.wake_ps
+        elif cause is not None and latest > self.rank.front:  # no gap reaches further back than the front
+            self.before = cause.trail(output)
+        channel = self.row.channel
+        if channel is not None:
+            self.rank.channels[channel].arrive(self)
+        elif self.rank.engine.shared or self.row.stream != COMPUTE_STREAM:
+            Transfer([self], latest).launch()
+        else:
+            self.last = latest
+            self.rank.running = self
+            self.rank.prune(latest)
+            self.revise()
+
+    def revise(self) -> None:
+        """Find the end of compute among the windows known now, and schedule it."""
+        end = (
+            slowed_end(self.start, self.row.work_ps, self.rank.windows)
+            if self.rank.windows
+            else self.start + self.row.work_ps
+        )
+        self.version += 1
+        self.rank.until = end
+        self.rank.engine.clock.at(end, self._ended, (self.version, end))
+
+    def _ended(self, event: object) -> None:
+        version, end = event.value  # type: ignore[attr-defined]
+        if version == self.version:
+            self.finish(end)
+
+    def finish(self, end: int) -> None:
+        """The end: account for it and tell whoever waits."""
+        self.outs[0] = end
+        if self.row.stream == COMPUTE_STREAM:
+            rank = self.rank
+            rank.account[self.row.work] += end - self.start
+            rank.front = end
+            rank.running = None
+            if rank.boundary == (self.call, self.row.local):
+                rank.mark(end)
+        waiters, self.waiters = self.waiters, []
+        for waiter in waiters:
+            waiter.notify()
+
+    def trail(self, _: int) -> Trail | None:
+        """What a gap that ends with this instruction's end is charged to."""
+        row = self.row
+        return None if row.stream == COMPUTE_STREAM else (self.last, row.work, self.start, row.wait, self.before)
