@@ -75,6 +75,9 @@ def import_file(
             run = _torchtitan(content, request, ledger, world)
     else:
         run = _TRANSLATORS[kind](content, request, ledger)
+    model_keys = run.get("model")
+    if kind in ("megatron", "neox") and isinstance(model_keys, dict) and "preset" not in model_keys:
+        run["model"] = {"name": where.stem, **model_keys}
     if refuse:
         ledger.refuse()
     ordered = {
