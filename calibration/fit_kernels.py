@@ -17,22 +17,25 @@ from calibration.published import AttentionRow, GemmRow
 from plan.program import DTYPE_BYTES
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
+HOPPER_TILES = (*TILES, (192, 192), (128, 192), (192, 128), (320, 128), (128, 320))  # by the names of its kernels
 
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """Data-sheet facts a form needs: multiprocessors, dense peak, and the memory bandwidth measured on it."""
+    """What a form needs to know of a card: multiprocessors and dense peak (data sheet), the memory bandwidth measured
+    on it, and the output tiles its GEMM library has."""
 
     units: int
     peak_flops_per_s: float
     memory_bytes_per_s: float
+    tiles: tuple[tuple[int, int], ...] = TILES
 
 
 def tile_form(chip: Chip, efficiency: float, prologue_k: float, reuse: float, launch_s: float) -> TileForm:
     """`efficiency`: main-loop share of the peak with the largest tile. `reuse`: loss of a smaller tile, whose operand
     traffic grows with 1/m + 1/n; relative to 256 x 128."""
     best = 1.0 + reuse * (1 / TILES[0][0] + 1 / TILES[0][1])
-    tiles = tuple(Tile(m, n, best / (1.0 + reuse * (1 / m + 1 / n))) for m, n in TILES)
+    tiles = tuple(Tile(m, n, best / (1.0 + reuse * (1 / m + 1 / n))) for m, n in chip.tiles)
     rate = chip.peak_flops_per_s * efficiency
     return TileForm(launch_s, rate, chip.memory_bytes_per_s, chip.units, prologue_k, tiles)
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from calibration import published
-from calibration.fit_kernels import Chip, fit_gemm, tile_form
+from calibration.fit_kernels import HOPPER_TILES, Chip, fit_gemm, tile_form
 from calibration.fit_links import Section, rounded
 from calibration.fits import Fit
 from calibration.published import GemmRow, between, bus_bytes_per_s
 
 # Peaks and multiprocessors: NVIDIA data sheets (dense bf16).
 A100 = Chip(108, 312e12, 1e12)
-H100 = Chip(132, 989.4e12, 1e12)
+H100 = Chip(132, 989.4e12, 1e12, HOPPER_TILES)
 
 PCIE = between("gemm-0087", "gemm-0269")  # 183 shapes, three layouts in turn
 SXM = between("gemm-0021", "gemm-0028")

@@ -76,7 +76,7 @@ def measure_kernels(
     return points
 
 
-def host_costs(repetitions: int = 3000) -> float:
+def host_costs(instructions: int = 200) -> float:
     """Host seconds of one instruction with an empty body: what an executor does around a piece's function.
 
     Per instruction: fetch the function by (kind, piece), gather its arguments from the buffer table, stamp the status
@@ -86,24 +86,23 @@ def host_costs(repetitions: int = 3000) -> float:
     buffers: dict[int, object] = dict(enumerate(torch.empty(1).expand(6) for _ in range(16)))
     status = bytearray(64)
     done = [True] * 8
-    rows: list[tuple[int, float, float]] = []
     reads, writes, frees, waits = (0, 1, 2, 3), (4, 5), (6,), (1, 2)
-    clock = time.perf_counter
-    start = clock()
-    for index in range(repetitions):
-        function = functions["F", "piece"]
-        arguments = [buffers[ref] for ref in reads]
-        status[:16] = index.to_bytes(8, "little") + index.to_bytes(8, "little")
-        if not all(done[wait] for wait in waits):
-            raise RuntimeError("unreachable: every wait is done")
-        begin = clock()
-        results = function(*arguments)
-        end = clock()
-        buffers.update(zip(writes, results, strict=True))
-        for ref in frees:
-            buffers[ref] = None
-        rows.append((index, begin, end))
-    return (clock() - start) / repetitions
+
+    def issue() -> None:
+        rows: list[tuple[int, float, float]] = []
+        for index in range(instructions):
+            function = functions["F", "piece"]
+            arguments = [buffers[ref] for ref in reads]
+            status[:16] = index.to_bytes(8, "little") + index.to_bytes(8, "little")
+            if all(done[wait] for wait in waits):
+                begin = time.perf_counter()
+                results = function(*arguments)
+                rows.append((index, begin, time.perf_counter()))
+                buffers.update(zip(writes, results, strict=True))
+            for ref in frees:
+                buffers[ref] = None
+
+    return repeat([issue], 0.2, time.thread_time).best_s / instructions
 
 
 def machine_probe(seconds: float = 5.0, threads: int = 1) -> dict[str, float]:
@@ -115,11 +114,12 @@ def machine_probe(seconds: float = 5.0, threads: int = 1) -> dict[str, float]:
     source, target = torch.randn(4 << 20), torch.empty(4 << 20)
     tiny = torch.zeros(1)
     share = seconds / 3
+    clock = time.thread_time if threads == 1 else time.perf_counter
     try:
         return {
-            "gemm_s": repeat([lambda: torch.mm(a, b)], share, most=2000).best_s,
-            "copy_s": repeat([lambda: target.copy_(source)], share, most=2000).best_s,
-            "launch_s": repeat([lambda: tiny.add_(1.0)], share, most=2000).best_s,
+            "gemm_s": repeat([lambda: torch.mm(a, b)], share, clock, most=2000).best_s,
+            "copy_s": repeat([lambda: target.copy_(source)], share, clock, most=2000).best_s,
+            "launch_s": repeat([lambda: tiny.add_(1.0)], share, clock, most=2000).best_s,
         }
     finally:
         torch.set_num_threads(before)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import statistics
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -239,7 +240,7 @@ def _build(file: schema.ProfileFile, threads: int) -> Profile:
         copies={part.kind: Line(part.launch_s, 1.0 / part.bytes_per_s) for part in file.copies},
         host={part.kind: (part.base_s, part.per_kernel_s) for part in file.host},
         slowdowns={(part.slow, part.beside): part.factor for part in file.contention},
-        residuals=_residuals(file),
+        residuals=_residuals(file, threads),
         cores=cores,
         allocator=Allocator(**file.allocator.model_dump()),
         threads=threads,
@@ -247,19 +248,19 @@ def _build(file: schema.ProfileFile, threads: int) -> Profile:
     )
 
 
-def _residuals(file: schema.ProfileFile) -> dict[str, float]:
-    """Relative sigma by class: the root mean square over a class's entries."""
+def _residuals(file: schema.ProfileFile, threads: int) -> dict[str, float]:
+    """Relative sigma by class: the median over the entries that hold for `threads`."""
     groups: dict[str, list[float]] = {
-        "gemm": [part.sigma for part in file.gemm],
-        "attention": [part.sigma for part in file.attention],
-        "memory": [part.sigma for part in file.memory],
+        "gemm": [part.sigma for part in file.gemm if part.threads in (0, threads)],
+        "attention": [part.sigma for part in file.attention if part.threads in (0, threads)],
+        "memory": [part.sigma for part in file.memory if part.threads in (0, threads)],
         "collective": [part.sigma for part in file.collectives if part.op != "send"],
         "transfer": [part.sigma for part in file.collectives if part.op == "send"],
         "network": [file.network.sigma] if file.network else [],
         "copy": [part.sigma for part in file.copies],
         "host": [part.sigma for part in file.host],
     }
-    return {name: (sum(s * s for s in found) / len(found)) ** 0.5 for name, found in groups.items() if found}
+    return {name: statistics.median(found) for name, found in groups.items() if found}
 
 
 def kernel_class(call: KernelCall) -> str:

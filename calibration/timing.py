@@ -49,7 +49,7 @@ def summary(samples_s: Sequence[float]) -> Timed:
 
 
 def repeat(
-    runs: Sequence[Callable[[], object]],
+    runs: Sequence[Run],
     budget_s: float,
     clock: Clock = time.perf_counter,
     least: int = 3,

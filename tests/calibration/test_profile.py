@@ -1,5 +1,7 @@
 """A profile answers from its points and its fits, refuses nonsense by path, and scales as a whole."""
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -157,3 +159,12 @@ def test_lookups_are_fast_enough_for_a_big_program(small: Profile) -> None:
 @pytest.mark.parametrize("name", shipped_profiles())
 def test_shipped_profiles_load(name: str) -> None:
     assert load_profile(name).name == name
+
+
+def test_a_profile_needs_no_torch_and_no_scipy() -> None:
+    code = (
+        "import sys; from calibration.profile import load_profile; load_profile('h100');"
+        "print(*(m for m in ('torch', 'triton', 'scipy') if m in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

@@ -15,7 +15,7 @@ from plan.program import KernelCall
 MAKERS = {"a100-80gb": fit_published.a100, "h100": fit_published.h100, "h200": fit_published.h200}
 # Mean absolute relative error a fit may have, by source.
 BOUNDS = {
-    "gemm": 0.07,
+    "gemm": 0.08,
     "gemm-shapes": 0.04,
     "gemm-weight": 0.05,
     "attention": 0.02,
@@ -140,3 +140,11 @@ def test_an_unknown_row_is_an_error() -> None:
         published.gemm_rows(["gemm-9999"])
     with pytest.raises(KeyError, match="no memory bandwidth"):
         published.memory_bytes_per_s("gemm-0021")
+
+
+@pytest.mark.parametrize("shape", [(16384, 3072, 2048), (16384, 2048, 2048), (16384, 16384, 2048), (16384, 2048, 8192)])
+def test_hopper_block_shapes_are_where_one_h200_measured_them(shape: tuple[int, int, int]) -> None:
+    """Short runs gave 660 to 720 TFLOP/s on block shapes; the profile holds the sustained rate, 663/762 of it."""
+    seconds = load_profile("h200").kernel_s(KernelCall("gemm", shape, "bf16", "nt"))
+    short = 2 * math.prod(shape) / seconds * 762 / 663
+    assert 0.95 * 660e12 < short < 1.05 * 720e12
