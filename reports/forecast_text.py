@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -30,8 +31,12 @@ def forecast_text(forecast: Forecast, width: int = 100, colour: bool = False) ->
         ("Not modelled", forecast.not_modelled),
     ):
         if lines:
-            parts.append("\n".join([title, *(f"- {line}" for line in lines)]))
+            parts.append("\n".join([title, *(_bullet(line, width) for line in lines)]))
     return tables.render(tables.spaced(parts), width, colour)
+
+
+def _bullet(text: str, width: int) -> str:
+    return textwrap.fill(text, width, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _title(forecast: Forecast) -> str:

@@ -65,7 +65,7 @@ def count(value: float) -> str:
 
 def gib(value: float) -> str:
     """GiB with as many digits as matter: `59.3`, `0.021`."""
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}" if abs(value) >= 1 else f"{value:.3f}"
+    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.2f}" if abs(value) >= 1 else f"{value:.3f}"
 
 
 def table(

@@ -60,6 +60,11 @@ def fly(run: RunLike, overrides: Sequence[str] = (), *, profile: Any = None, unf
 
     run = _run(run, overrides)
     priced = load_profile(profile or run.cluster.profile) if not hasattr(profile, "kernel_s") else profile
+    if priced.device != run.cluster.device:
+        raise InputError(
+            f"profile {priced.name} is of a {priced.device} device and cluster {run.cluster.name} has "
+            f"{run.cluster.device} devices; name a profile of the cluster's device with --profile or cluster.profile"
+        )
     program = compile_run(run)
     return Flown(run, program, priced, simulate(program, run, priced, unfold=unfold))
 

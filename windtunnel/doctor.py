@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import platform
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -47,7 +48,7 @@ class Diagnosis:
 
 def examine() -> Diagnosis:
     """Look at everything. A check that itself fails is a bad finding, never an exception."""
-    checks: tuple[Callable[[], Iterator[Finding]], ...] = (python, packages, machine, devices, profile, names)
+    checks: tuple[Callable[[], Iterator[Finding]], ...] = (python, packages, machine, devices, network, profile, names)
     findings = tuple(finding for check in checks for finding in _safely(check))
     return Diagnosis(all(finding.state != "bad" for finding in findings), findings)
 
@@ -109,6 +110,18 @@ def devices() -> Iterator[Finding]:
     if count:
         nccl = dist.is_nccl_available()
         yield Finding("nccl", "ok" if nccl else "bad", "available" if nccl else "this torch cannot train on GPUs")
+
+
+def network() -> Iterator[Finding]:
+    """Ranks on one machine meet through its own name: gloo fails where that does not resolve."""
+    try:
+        socket.getaddrinfo(socket.gethostname(), None)
+    except OSError as error:
+        yield Finding(
+            "network", "bad", f"this machine's name does not resolve ({error.strerror}); add it to /etc/hosts"
+        )
+        return
+    yield Finding("network", "ok", "this machine's name resolves")
 
 
 def profile() -> Iterator[Finding]:

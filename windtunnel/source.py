@@ -28,7 +28,7 @@ class RunSource:
     path: str
     overrides: tuple[str, ...] = ()
     cluster: str = ""
-    nodes: int = 0
+    nodes: int | None = None
     model: str = ""
     variables: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
@@ -40,7 +40,7 @@ class RunSource:
 
     def sections(self) -> dict[str, Any]:
         """The sections of a run file that RUN and the options mean, before `--set`."""
-        if self.nodes < 0:
+        if self.nodes is not None and self.nodes < 1:
             raise InputError(f"--nodes {self.nodes}: give at least 1")
         if self.path == "-":
             return self._with_options(_from_stdin())
@@ -71,13 +71,16 @@ class RunSource:
     def _imported(self) -> dict[str, Any]:
         from plan.importers import import_file
 
-        imported = import_file(
-            self.path,
-            cluster=self.cluster or None,
-            nodes=self.nodes or None,
-            model=self.model or None,
-            variables=self._variables(),
-        )
+        try:
+            imported = import_file(
+                self.path,
+                cluster=self.cluster or None,
+                nodes=self.nodes,
+                model=self.model or None,
+                variables=self._variables(),
+            )
+        except InputError as error:
+            raise type(error)(_with_remedy(problem) for problem in error.problems) from None
         self.notes += imported.notes
         self.warnings += imported.warnings
         return dict(imported.run_dict)
@@ -90,6 +93,11 @@ class RunSource:
         if wrong:
             raise InputError(wrong)
         return {name: value for name, _, value in pairs}
+
+
+def _with_remedy(problem: str) -> str:
+    """The option that mends what an importer found missing."""
+    return f"{problem}; --var NAME=VALUE defines it" if "is not defined in the script" in problem else problem
 
 
 def _from_stdin() -> dict[str, Any]:

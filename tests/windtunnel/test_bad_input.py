@@ -76,7 +76,8 @@ def test_impossible_plans_name_value_and_rule(overrides: list[str], said: str, r
 def test_unknown_presets_name_the_nearest(run_file: Call, wt: Call) -> None:
     assert "dgx-h100" in wt("program", run_file(), "--cluster", "dgx-h10").err
     assert "llama-3-8b" in wt("program", run_file(), "--model", "llama3-8b").err
-    assert wt("program", run_file(), "--nodes", "-1").code == 2
+    for nodes in ("-1", "0"):
+        assert "give at least 1" in wt("program", run_file(), "--nodes", nodes).err
 
 
 def test_a_rank_that_does_not_exist(run_file: Call, wt: Call) -> None:
@@ -140,3 +141,38 @@ def test_a_demo_folder_in_use(tmp_path: Path, wt: Call) -> None:
     called = wt("demo", "--output", tmp_path)
     assert called.code == 2
     assert "not an empty folder" in called.err
+
+
+def test_a_profile_of_another_kind_of_device(run_file: Call, wt: Call) -> None:
+    called = wt("forecast", run_file(), "--profile", "h100")
+    assert called.code == 2
+    assert "is of a cuda device" in called.err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model.layers=-1", "model.layers=1e999", "model.hidden=.inf", "model.hidden=0", "model.heads=3", "train.steps=0",
+        "plan.tensor_parallel=true", "plan.schedule=[1]", "optimizer.lr=-1", "model.vocab=null", "cluster={}",
+        "plan=7", "a.b=c", "model={preset: 3}", "plan.recompute={layers: 99}", "plan.pipeline_layout=[1, 2, 3]",
+        "cluster.host.cores=0",
+    ],
+)  # fmt: skip
+def test_odd_values_are_sentences(text: str, run_file: Call, wt: Call) -> None:
+    called = wt("program", run_file(), "--set", text, "--json")
+    assert called.code == 2, called.out[:300]
+    assert called.json["error"]["problems"]
+
+
+@pytest.mark.parametrize("name", ["script.sh", "config.json", "noext", "job.toml"])
+@pytest.mark.parametrize("content", [b"", b"{", b"hello", bytes(range(256)), b"[]", b"null"])
+def test_foreign_files_that_are_none(name: str, content: bytes, tmp_path: Path, wt: Call) -> None:
+    (tmp_path / name).write_bytes(content)
+    called = wt("forecast", tmp_path / name, "--cluster", "dgx-h100", "--nodes", 1)
+    assert called.code == 2
+    assert called.err.strip()
+
+
+def test_a_script_variable_that_is_no_assignment(tmp_path: Path, wt: Call) -> None:
+    (tmp_path / "run.sh").write_text("python pretrain_gpt.py --num-layers 2\n")
+    assert "write NAME=VALUE" in wt("import", tmp_path / "run.sh", "--var", "oops").err

@@ -20,7 +20,7 @@ def forecast(
     run: o.RunFile,
     set_: o.Set = [],  # noqa: B006  typer copies it
     cluster: o.Cluster = "",
-    nodes: o.Nodes = 0,
+    nodes: o.Nodes = None,
     model: o.Model = "",
     var: o.Var = [],  # noqa: B006
     profile: o.Profile = "",

@@ -24,7 +24,7 @@ Set = Annotated[
 Cluster = Annotated[
     str, typer.Option(metavar="PRESET", help="Cluster preset, for a RUN that names none.", show_default=False)
 ]
-Nodes = Annotated[int, typer.Option(metavar="N", help="Nodes of that cluster.", show_default=False)]
+Nodes = Annotated[int | None, typer.Option(metavar="N", help="Nodes of that cluster.", show_default=False)]
 Model = Annotated[
     str, typer.Option(metavar="PRESET", help="Model preset, for a RUN that names none.", show_default=False)
 ]

@@ -15,7 +15,7 @@ def program(
         bool, typer.Option("--csv", help="The pipeline schedule of all stages in PyTorch's CSV form.")
     ] = False,
     cluster: o.Cluster = "",
-    nodes: o.Nodes = 0,
+    nodes: o.Nodes = None,
     model: o.Model = "",
     var: o.Var = [],  # noqa: B006
     as_json: o.Json = False,
@@ -31,7 +31,7 @@ def import_(
     run: o.RunFile,
     set_: o.Set = [],  # noqa: B006  typer copies it
     cluster: o.Cluster = "",
-    nodes: o.Nodes = 0,
+    nodes: o.Nodes = None,
     model: o.Model = "",
     var: o.Var = [],  # noqa: B006
     output: Annotated[

@@ -17,7 +17,7 @@ def train(
         ),
     ] = "",
     cluster: o.Cluster = "",
-    nodes: o.Nodes = 0,
+    nodes: o.Nodes = None,
     model: o.Model = "",
     var: o.Var = [],  # noqa: B006
     as_json: o.Json = False,

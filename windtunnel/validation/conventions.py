@@ -36,7 +36,8 @@ FSDP: Mapping[str, Any] = {"implementation": "torch-fsdp", "attention": "flash"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convention:
-    """How a source's rows are read. `matches`: the `file` column and how ids begin.
+    """How a source's rows are read. `matches`: the `file` column and how ids begin; `nodes`: only rows of one node, or
+    of several.
 
     `cluster` overrides keys of the node type that the row's `gpu` column names. `stages`: how units are shared out
     over the pipeline. `memory`: what the printed figure counts (live tensors, what the allocator holds, or the whole
@@ -46,6 +47,7 @@ class Convention:
 
     name: str
     matches: tuple[str, str]
+    nodes: Literal["any", "one", "several"] = "any"
     family: Mapping[str, Any]
     plan: Mapping[str, Any]
     cluster: Mapping[str, Any] = field(default_factory=dict)
@@ -56,6 +58,26 @@ class Convention:
     memory_unit_bytes: float = 2.0**30
     why: str = ""
 
+
+NANOTRON = (
+    "AWS p5 presumed. Our own trainer's program stands for nanotron's (1F1B, flash attention, fp32 accumulation), which "
+    "runs unfused and eager; stages are balanced by the weights of matrix products, as it does."
+)
+_NANOTRON: dict[str, Any] = {
+    "family": LLAMA,
+    "plan": {
+        "implementation": "windtunnel",
+        "attention": "flash",
+        "kernels": "eager",
+        "communication": {"overlap": True},
+    },
+    "stages": "by cost",
+    "presumed": {
+        "recompute": ("none", "the framework's default"),
+        "sp": ("yes", "TP mode not printed; reduce-scatter mode is the benchmark script's default"),
+    },
+    "memory": "allocated",
+}
 
 CONVENTIONS: tuple[Convention, ...] = (
     Convention(
@@ -127,24 +149,13 @@ CONVENTIONS: tuple[Convention, ...] = (
         memory_unit_bytes=1e9,
         why="A Megatron-LM fork on one node a pipeline; first and last stage hold one layer fewer.",
     ),
+    Convention(name="nanotron", matches=("nanotron_playbook", ""), nodes="one", why=NANOTRON, **_NANOTRON),
     Convention(
-        name="nanotron",
+        name="nanotron-nodes",
         matches=("nanotron_playbook", ""),
-        family=LLAMA,
-        plan={
-            "implementation": "windtunnel",
-            "attention": "flash",
-            "kernels": "eager",
-            "communication": {"overlap": True},
-        },
-        stages="by cost",
-        presumed={
-            "recompute": ("none", "the framework's default"),
-            "sp": ("yes", "TP mode not printed; reduce-scatter mode is the benchmark script's default"),
-        },
-        memory="allocated",
-        why="AWS p5 presumed. Our own trainer's program stands for nanotron's (1F1B, flash attention, fp32 "
-        "accumulation); stages are balanced by the weights of matrix products, as it does.",
+        nodes="several",
+        why=NANOTRON + " Several nodes on a weak shared network: many rows run several times slower than their like.",
+        **_NANOTRON,
     ),
     Convention(
         name="nvidia-dgxc",
@@ -170,6 +181,11 @@ def convention(row: Published) -> Convention | None:
     """The convention of a row's source, or None for a source nobody described."""
     for known in CONVENTIONS:
         file, prefix = known.matches
-        if row.file == file and row.id.startswith(prefix):
+        if row.file == file and row.id.startswith(prefix) and known.nodes in ("any", _nodes(row)):
             return known
     return None
+
+
+def _nodes(row: Published) -> str:
+    gpus, per_node = row.count("n_gpus") or 1, row.count("gpus_per_node") or 8
+    return "one" if gpus <= per_node else "several"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from plan.model import Model
 from plan.parallel import Plan
@@ -49,9 +49,8 @@ class Flyer:
         from calibration.profile import load_profile
 
         given = self.profile if self.profile is not None else run.cluster.profile
-        if hasattr(given, "kernel_s"):
-            loaded: Profile = given
-            return loaded
+        if not isinstance(given, str):
+            return cast("Profile", given)
         if given not in self._loaded:
             self._loaded[given] = load_profile(given)
         return self._loaded[given]
@@ -72,7 +71,11 @@ class Flyer:
         allocated = max(stage.peak_allocated_bytes for stage in flight.memory)
         reserved = max(stage.peak_reserved_bytes for stage in flight.memory)
         context = flight.profile.allocator.context_bytes
-        memory = {"allocated": allocated, "reserved": reserved, "device": reserved + context}
+        memory = {
+            "allocated": float(allocated),
+            "reserved": float(reserved),
+            "device": float(reserved + context),
+        }
         interval = (flight.interval.low_s, flight.interval.high_s)
         return Predicted(flight.step_time_s, interval, memory, dict(flight.breakdown))
 

@@ -8,24 +8,20 @@ from reports.tables import gib, percent, render, seconds, spaced, table
 from windtunnel.validation.score import Errors, RowScore, Scoreboard, SourceScore
 
 COLUMNS = ("source", "scored", "mean |e|", "median |e|", "bias", "worst", "rank r", "inside", "mem |e|", "mem bias")
+TITLE = "Forecast against published measurements; e = (forecast − measured) / measured"
 
 
 def text(board: Scoreboard, width: int = 100, worst: int = 10, rows: bool = False) -> str:
     """The whole scoreboard; `worst` rows named, or with `rows` every one."""
     scored = [source for source in board.sources if source.scored]
-    parts: list[object] = [
-        "Step time and memory, forecast against published measurements; e = (forecast − measured) / measured"
-    ]
-    parts.append(
-        table("", COLUMNS, [line for source in scored for line in _lines(source)]) if scored else "no row scored"
-    )
-    parts.append(_profiles(board))
+    lines = [line for source in scored for line in _lines(source)]
+    parts: list[object] = [TITLE, table("", COLUMNS, lines) if lines else "no row scored", _profiles(board)]
     left_out = [(source.source, why.reason, str(why.rows)) for source in board.sources for why in source.unscored]
     if left_out:
         parts.append(table("Rows not scored", ("source", "why", "rows"), left_out, left=2))
-    presumed = [(source.source, note) for source in scored for note in source.presumed]
-    if presumed:
-        parts.append(table("Presumed, where a source does not say", ("source", "what"), presumed, left=2))
+    read = [(source.source, note) for source in scored for note in (source.reading, *source.presumed)]
+    if read:
+        parts.append(table("How rows are read, and what was presumed", ("source", "what"), read, left=2))
     shown = list(board.rows) if rows else _worst(board.rows, worst)
     if shown:
         parts.append(_rows("Rows" if rows else "Worst rows", shown))

@@ -1,0 +1,77 @@
+"""Foreign files on the command line: a launch script goes straight into forecast, program and import."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from plan.run import load
+from tests.windtunnel.test_schemas import obeys
+
+Call = Callable[..., Any]
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = """#!/bin/bash
+torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size ${TP} --num-layers 4 --hidden-size 256 \\
+  --num-attention-heads 8 --seq-length 128 --max-position-embeddings 128 --micro-batch-size 1 --global-batch-size 8 --bf16
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A Megatron launch script that leaves its tensor-parallel degree to the environment."""
+    path = tmp_path / "train.sh"
+    path.write_text(SCRIPT)
+    return path
+
+
+HERE = ("--cluster", "dgx-h100", "--nodes", 1, "--var", "TP=2")
+
+
+def test_a_script_is_forecast_with_what_its_importer_says(script: Path, wt: Call) -> None:
+    found = wt("forecast", script, *HERE, "--json").json
+    obeys("forecast", found)
+    assert found["gpus"] == 8
+    assert found["run"]["plan"]["tensor_parallel"] == 2
+    assert any("data_parallel 4" in note for note in found["notes"])
+    assert "data_parallel 4" in wt("forecast", script, *HERE).out
+
+
+def test_the_imported_run_file_means_the_same_run(script: Path, wt: Call, tmp_path: Path) -> None:
+    called = wt("import", script, *HERE)
+    (tmp_path / "run.yaml").write_text(called.out)
+    again = wt("import", script, *HERE, "--json").json
+    obeys("import", again)
+    assert load(tmp_path / "run.yaml") == load(again["run"])
+    assert "# data_parallel 4" in called.out
+
+
+def test_set_overrides_what_the_script_says(script: Path, wt: Call) -> None:
+    text = wt("import", script, *HERE, "--set", "plan.recompute=full").out
+    assert yaml.safe_load(text)["plan"]["recompute"] == "full"
+
+
+def test_an_undefined_variable_names_the_option_that_defines_it(script: Path, wt: Call) -> None:
+    called = wt("program", script, *HERE[:4])
+    assert called.code == 2
+    assert "$TP is not defined in the script; --var NAME=VALUE defines it" in called.err
+
+
+@pytest.mark.parametrize("name", sorted(p.name for p in (ROOT / "examples").glob("*.yaml")))
+def test_every_example_run_file_compiles(name: str, wt: Call) -> None:
+    assert wt("program", ROOT / "examples" / name, "--csv").code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "gpus"),
+    [
+        ("gpt3-175b-megatron.sh", ("--cluster", "dgx-a100-80gb", "--nodes", 128), 1024),
+        ("bloom-176b.sh", (), 384),
+    ],
+)
+def test_published_scripts_are_forecast(name: str, options: tuple[object, ...], gpus: int, wt: Call) -> None:
+    called = wt("forecast", ROOT / "examples" / name, *options, "--json")
+    assert called.code == 0
+    assert called.json["gpus"] == gpus
+    assert called.json["memory"]["fits"]
