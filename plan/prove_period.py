@@ -13,18 +13,23 @@ from dataclasses import dataclass
 
 from plan.program import RankProgram
 
-Letter = tuple[
-    int, tuple[tuple[int, int] | None, ...]
-]  # shape; for each in-port (calls back, out-port), None if unbound
+Pattern = tuple[
+    int, tuple[int, ...], tuple[int, ...]
+]  # shape; for each in-port, which of the calls it looks at, and its out-port
+Letter = tuple[int, tuple[int | None, ...]]  # pattern; how far back each call it looks at is (None: bound to nothing)
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """`letters[call]` indexes `alphabet`; `back[letter]` are the distances it looks back, without repetition."""
+    """`letters[call]` indexes `alphabet`, whose patterns index `patterns`."""
 
     letters: list[int]
     alphabet: list[Letter]
-    back: list[tuple[int, ...]]
+    patterns: list[Pattern]
+
+    def back(self, call: int) -> tuple[int | None, ...]:
+        """How far back each call that a call looks at is."""
+        return self.alphabet[self.letters[call]][1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +47,17 @@ class Run:
 
 def text_of(program: RankProgram, shape_of: Sequence[int]) -> Text:
     """Every call's letter; `shape_of[block]` numbers the block's shape."""
-    table: dict[Letter, int] = {}
+    patterns: dict[Pattern, int] = {}
+    alphabet: dict[Letter, int] = {}
     letters = []
     for here, call in enumerate(program.calls):
-        bindings = tuple([(here - bound, out) if bound >= 0 else None for bound, out in call.bindings])
-        letters.append(table.setdefault((shape_of[call.block], bindings), len(table)))
-    alphabet = list(table)
-    back = [tuple(dict.fromkeys(b[0] for b in bindings if b is not None)) for _, bindings in alphabet]
-    return Text(letters, alphabet, back)
+        bounds, outs = zip(*call.bindings, strict=True) if call.bindings else ((), ())
+        number = {bound: k for k, bound in enumerate(dict.fromkeys(bounds))}
+        shape = shape_of[call.block]
+        pattern = patterns.setdefault((shape, tuple(map(number.__getitem__, bounds)), outs), len(patterns))
+        back = tuple([here - bound if bound >= 0 else None for bound in number])
+        letters.append(alphabet.setdefault((pattern, back), len(alphabet)))
+    return Text(letters, list(alphabet), list(patterns))
 
 
 def find_run(program: RankProgram, text: Text, slots: Sequence[tuple[str, ...]]) -> Run | None:
@@ -101,7 +109,8 @@ def _reach(program: RankProgram, text: Text, start: int, end: int) -> int:
     """How far back calls of the run look, and calls after the run look from its end (what lies before it does not
     move).
     """
-    reach = max((max(text.back[letter], default=0) for letter in set(text.letters[start:end])), default=0)
+    letters = set(text.letters[start:end])
+    reach = max((back for letter in letters for back in text.alphabet[letter][1] if back is not None), default=0)
     for call in program.calls[end:]:
         for bound, _ in call.bindings:
             if bound >= start:

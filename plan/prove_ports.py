@@ -16,7 +16,6 @@ from plan.prove_blocks import Shape, Use
 from plan.prove_error import ProofError, name
 from plan.prove_period import Text
 from plan.prove_places import Atoms, Place
-from plan.prove_state import Owner
 
 Wire = tuple[int, int, int, int]  # consumer's block and in-port, producer's block and out-port
 Kind = tuple[str, int, tuple[Place, ...]]  # own | slot | wide | forward | token; reference or in-port; places
@@ -57,8 +56,8 @@ class Ports:
 
     def _check_backwards(self) -> None:
         """A call may only be bound to calls issued before it."""
-        for letter, back in enumerate(self.text.back):
-            if back and min(back) <= 0:
+        for letter, (_, back) in enumerate(self.text.alphabet):
+            if any(distance is not None and distance <= 0 for distance in back):
                 here = self.text.letters.index(letter)
                 bindings = self.program.calls[here].bindings
                 port = next(k for k, (bound, _) in enumerate(bindings) if bound >= here)
@@ -67,14 +66,15 @@ class Ports:
                 raise ProofError("deadlock", reason, [name(self.program, self.class_, here, 0)])
 
     def _keys(self) -> tuple[list[int], list[int]]:
-        """For every call the number of its (letter, blocks behind it), and the first call of each number."""
+        """For every call the number of its (pattern, blocks behind it), and the first call of each number."""
         blocks = [call.block for call in self.program.calls]
-        back = self.text.back
+        alphabet = self.text.alphabet
         numbers: dict[tuple[int, ...], int] = {}
         keys: list[int] = []
         firsts: list[int] = []
         for here, letter in enumerate(self.text.letters):
-            key = (letter, blocks[here], *[blocks[here - distance] for distance in back[letter]])
+            pattern, back = alphabet[letter]
+            key = (pattern, blocks[here], *[-1 if d is None else blocks[here - d] for d in back])
             number = numbers.setdefault(key, len(firsts))
             if number == len(firsts):
                 firsts.append(here)
@@ -132,31 +132,30 @@ class Ports:
 
     def _sheet(self, here: int) -> Sheet:
         call = self.program.calls[here]
+        looks_at = self.text.patterns[self.text.alphabet[self.text.letters[here]][0]][1]
+        owners: dict[int, tuple[int, int]] = {}  # port -> which call, and its buffer that compute alone touches
         uses = [(port, use) for port, use in self.shapes[call.block].port_uses if use.accesses or use.free >= 0]
-        owners = {port: self._simple_owner(*call.bindings[port]) for port, _ in uses}
-        often = Counter(owner for owner in owners.values() if owner is not None)
+        for port, _ in uses:
+            bound, out = call.bindings[port]
+            if bound >= 0:
+                block = self.program.calls[bound].block
+                kind, ref, _ = self.kinds[block][out]
+                if kind == "own" and (block, ref) not in self.shared:
+                    owners[port] = (looks_at[port], ref)
+        often = Counter(owners.values())
         needs: dict[int, set[int]] = {}
         frees: dict[int, set[int]] = {}
         careful = []
         for port, use in uses:
-            owner = owners[port]
-            if owner is None or often[owner] > 1:
-                if use.accesses or call.bindings[port][0] >= 0:
-                    careful.append((port, use))
-                continue
-            needs.setdefault(here - owner[0], set()).add(owner[1])
-            if use.free >= 0:
-                frees.setdefault(here - owner[0], set()).add(owner[1])
-        simple = tuple((back, frozenset(refs), frozenset(frees.get(back, ()))) for back, refs in needs.items())
+            owner = owners.get(port)
+            if owner is not None and often[owner] == 1:
+                needs.setdefault(owner[0], set()).add(owner[1])
+                if use.free >= 0:
+                    frees.setdefault(owner[0], set()).add(owner[1])
+            elif use.accesses or call.bindings[port][0] >= 0:
+                careful.append((port, use))
+        simple = tuple((which, frozenset(refs), frozenset(frees.get(which, ()))) for which, refs in needs.items())
         return Sheet(simple, tuple(careful))
-
-    def _simple_owner(self, call: int, out: int) -> Owner | None:
-        """The allocator buffer right behind a port, if compute alone touches it."""
-        if call < 0:
-            return None
-        block = self.program.calls[call].block
-        kind, ref, _ = self.kinds[block][out]
-        return (call, ref) if kind == "own" and (block, ref) not in self.shared else None
 
     def _kinds(self, block: int) -> list[Kind]:
         """What each out-port of a block hands out."""

@@ -33,8 +33,10 @@ class Step:
     def take(self) -> None:
         """Prove the call and bring the state behind it."""
         sheet = self.storage.ports.sheets[self.here]
-        for back, needed, freed in sheet.simple:
-            self._spend(self.here - back, needed, freed)
+        if sheet.simple:
+            back = self.storage.ports.text.back(self.here)
+            for which, needed, freed in sheet.simple:
+                self._spend(self.here - (back[which] or 0), needed, freed)
         places: dict[Place, list[Use]] = {}
         if sheet.careful:
             self._careful(sheet.careful, places)
@@ -121,21 +123,23 @@ class Step:
     def _share(self, owner: Owner, uses: list[Use]) -> None:
         """An allocator buffer that some port of this call brings."""
         call, ref = owner
-        frees = [use.free for use in uses if use.free >= 0]
-        if len(frees) > 1:
-            raise self._refuse("memory", f"{self._what(owner)} is freed twice", tuple(frees))
-        what = self._what(owner)
-        use = uses[0] if len(uses) == 1 else self._merge(uses, what, max(frees, default=-1))
+        use = uses[0] if len(uses) == 1 else self._merge_freed(owner, uses)
         if ref not in self.state.alive.get(call, ()):
             raise self._dead(owner)
         if (self.storage.program.calls[call].block, ref) in self.storage.ports.shared:
-            self._hold(self.state.buffers[owner], use, what)
+            self._hold(self.state.buffers[owner], use, owner, owned=True)
             if use.free >= 0:
                 del self.state.buffers[owner]
             else:
                 self.state.buffers[owner] = self._next(self.state.buffers[owner], use)
         if use.free >= 0:
             self._spend(call, frozenset((ref,)), frozenset((ref,)))
+
+    def _merge_freed(self, owner: Owner, uses: list[Use]) -> Use:
+        frees = [use.free for use in uses if use.free >= 0]
+        if len(frees) > 1:
+            raise self._refuse("memory", f"{self._what(owner)} is freed twice", tuple(frees))
+        return self._merge(uses, self._what(owner), max(frees, default=-1))
 
     def _merge(self, uses: list[Use], what: str, free: int = -1, tenanted: bool = False) -> Use:
         """Several uses of one storage in one call as one, proved among each other."""
@@ -152,12 +156,12 @@ class Step:
         for place, use in self.shape.place_uses:
             places.setdefault(names[place] if isinstance(place, int) else place, []).append(use)
         for place, uses in places.items():
-            atom, what = isinstance(place, tuple), place_text(place)
+            atom = isinstance(place, tuple)
             if atom and place in self.shape.atom_uses:
                 uses.append(self.shape.atom_uses[place])
-            use = uses[0] if len(uses) == 1 else self._merge(uses, what, tenanted=not atom)
+            use = uses[0] if len(uses) == 1 else self._merge(uses, place_text(place), tenanted=not atom)
             last = self._told(place) if atom else self.state.places.get(place, EMPTY)
-            self._hold(last, use, what)
+            self._hold(last, use, place)
             self.state.places[place] = self._next(last, use)
             if atom:
                 self.state.hot |= {place}
@@ -174,7 +178,7 @@ class Step:
             if use is None or (place in self.state.places and self.state.places[place].told == self.here):
                 continue
             last = self._told(place)
-            self._hold(last, use, place_text(place))
+            self._hold(last, use, place)
             first = use.accesses[0].local
             strangers = [p for p in (last.writer, *last.reads) if p is not None and p[0] != COMPUTE]
             if all(self.after(point, first) for point in strangers):
@@ -195,19 +199,21 @@ class Step:
             last = follow(last, use, shape.order, base, call)
         return last
 
-    def _hold(self, last: Last, use: Use, what: str) -> None:
-        """Raise unless everything the use's first accesses conflict with is finished before them."""
-        if last.writer is not None:
+    def _hold(self, last: Last, use: Use, storage: Place, owned: bool = False) -> None:
+        """Raise unless everything the use's first accesses conflict with is finished before them.
+
+        `owned`: the storage is an allocator buffer (call, local id), not a place.
+        """
+        after, writer = self.after, last.writer
+        if writer is not None:
             for local in (*use.first_reads, use.first_write, use.free):
-                if local >= 0 and not self.after(last.writer, local):
-                    raise self._against(last.writer, local, f"{what} is written, then used, and nothing orders the two")
+                if local >= 0 and not after(writer, local):
+                    raise self._against(writer, local, storage, owned, "written, then used, and nothing orders the two")
         for local, does in ((use.first_write, "overwritten"), (use.free, "freed")):
             if local >= 0:
                 for point in last.reads:
-                    if not self.after(point, local):
-                        raise self._against(
-                            point, local, f"{what} is {does} while it may still be read", does == "freed"
-                        )
+                    if not after(point, local):
+                        raise self._against(point, local, storage, owned, f"{does} while it may still be read")
 
     # --- afterwards
 
@@ -257,9 +263,10 @@ class Step:
     def _refuse(self, proof: Proof, reason: str, locals_: tuple[int, ...]) -> ProofError:
         return self.storage.error(proof, reason, [self.storage.name(local) for local in locals_])
 
-    def _against(self, point: Point, local: int, reason: str, freed: bool = False) -> ProofError:
-        named = [self.storage.at(point), self.storage.name(local)]
-        return self.storage.error("memory" if freed else "race", reason, named)
+    def _against(self, point: Point, local: int, storage: Place, owned: bool, reason: str) -> ProofError:
+        what = self._what(storage) if owned and isinstance(storage, tuple) else place_text(storage)
+        proof: Proof = "memory" if "freed" in reason else "race"
+        return self.storage.error(proof, f"{what} is {reason}", [self.storage.at(point), self.storage.name(local)])
 
 
 def follow(last: Last, use: Use, order: Order, base: Sequence[int], call: int) -> Last:
