@@ -244,6 +244,7 @@ class Engine:
         self.wake_ps = wake_ps
         self.shared = (contention.active and not contention.one_way) or cores is not None
         self.windowed = contention.one_way and not self.shared
+        self.punctual = False
         self.periods = periods
         self.ranks: list[RankFlight] = []
         self.channels: dict[tuple[object, str], Channel] = {}

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from calibration.profile import Profile
-from plan.program import RankProgram, StepProgram
+from plan.program import Block, RankProgram, StepProgram
 from plan.run import Run
 from plan.timeline import Timeline
 from simulator.breakdown import CLASSES, fractions
@@ -110,6 +110,7 @@ def _fly(program: StepProgram, run: Run, profile: Profile, unfold: bool, coarse:
     engine = Engine(contention, synchronous, cores, wake_ps, PERIODS)
     plans = _Cutter(program, profile, contention, coarse and not synchronous)
     engine.ranks = [_rank(engine, program, colour, plans) for colour in colours]
+    engine.punctual = plans.punctual
     engine.fly()
     return Flight(
         program=program,
@@ -167,6 +168,7 @@ class _Cutter:
         self.contention = contention
         self.coarse = coarse
         self.pipelined = program.degrees.get("pp", 1) > 1
+        self.punctual = False  # whether some single slows compute and may follow from a transfer (see `segments`)
         self._names: dict[int, tuple[str, ...]] = {}
 
     def channel_names(self, stage: RankProgram) -> tuple[str, ...]:
@@ -188,6 +190,7 @@ class _Cutter:
         ports = waited_ports(stage)
         cuts = [cut(block, rows[i], merge[i], self.contention, ports[i]) for i, block in enumerate(stage.blocks)]
         chosen = [cuts[call.block] for call in stage.calls]
+        self.punctual = self.punctual or any(map(self._has_slowing_single, stage.blocks, cuts))
         fine: dict[int, Cut] = {}
         for index in fine_calls(stage, cuts, self.contention) if self.coarse else ():
             block = stage.calls[index].block
@@ -195,6 +198,12 @@ class _Cutter:
                 fine[block] = cut(stage.blocks[block], rows[block], False, self.contention, ports[block])
             chosen[index] = fine[block]
         return chosen
+
+    def _has_slowing_single(self, block: Block, cut_: Cut) -> bool:
+        """Communications of the step's end and beginning follow from no transfer."""
+        singles = (segment.rows[0] for segment in cut_.segments if segment.merge is None)
+        factors = self.contention.compute
+        return any(factors[row.stream] != 1.0 and block.instructions[row.local].phase != "step" for row in singles)
 
     def _stage(self, colour: Colour) -> RankProgram:
         return self.program.classes[colour.program]

@@ -97,8 +97,8 @@ class Merged:
     def revise(self) -> None:
         """Fly with the windows known now, and schedule the telling of every output that has not been told.
 
-        When compute has ended nothing can change any more, and everything is told at once. Only what a communication
-        that slows compute waits for is told at its own time, so that its window opens in time.
+        When compute has ended nothing can change any more, and everything is told at once, as values. That is late
+        for an output from before then, which is no harm unless a window opens late because of it (`_urgent`).
         """
         merge, rank = self.segment.merge, self.rank
         assert merge is not None
@@ -113,7 +113,11 @@ class Merged:
         rank.engine.clock.at(rank.until, self._computed, self.version)
 
     def _urgent(self, waiter: Waiter) -> bool:
-        return isinstance(waiter, Op) and self.rank.engine.contention.compute[waiter.row.stream] != 1.0
+        """Whether a communication that slows compute may follow from what `waiter` waits for."""
+        if not isinstance(waiter, Op) or waiter.row.stream == COMPUTE_STREAM:
+            return False
+        engine = self.rank.engine
+        return engine.punctual or engine.contention.compute[waiter.row.stream] != 1.0
 
     def _tell_in_time(self, output: int) -> None:
         assert self.outcome is not None

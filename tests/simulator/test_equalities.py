@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from plan.timeline import TIMES
 from simulator.flight import Flight, fly
@@ -98,6 +100,50 @@ def test_folded_equals_unfolded(plan: str, profile: str) -> None:
         rank: account for colour, account in zip(folded.colours, folded.accounts, strict=True) for rank in colour.ranks
     }
     assert accounts == dict(enumerate(unfolded.accounts))
+
+
+@st.composite
+def flights(draw: st.DrawFn) -> tuple[dict[str, Any], FakeProfile]:
+    """A plan and a profile: who is late, what hides and what slows what, is drawn."""
+    pipeline = draw(st.sampled_from([1, 2, 4]))
+    tensor, data = draw(st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2)]))
+    chunks = draw(st.sampled_from([1, 2])) if pipeline == 2 else 1
+    plan = {
+        "tensor_parallel": tensor,
+        "sequence_parallel": tensor > 1 and draw(st.booleans()),
+        "pipeline_parallel": pipeline,
+        "virtual_pipeline": chunks,
+        "schedule": "interleaved-1f1b" if chunks > 1 else draw(st.sampled_from(["1f1b", "gpipe"])),
+        "data_parallel": data,
+        "zero_stage": draw(st.integers(0, 1)),
+        "recompute": draw(st.sampled_from(["none", "selective", "full"])),
+        "global_batch_size": data * pipeline * draw(st.integers(1, 3)),
+    }
+    factor = st.sampled_from([1.0, 1.189, 1.7])
+    slowing = {("compute", beside): draw(factor) for beside in ("tp", "dp", "transfer")}
+    if draw(st.booleans()):
+        slowing |= {(slow, "compute"): draw(factor) for slow in ("tp", "dp", "transfer")}
+    profile = FakeProfile(
+        issue_s=10 ** draw(st.floats(-7, -4)),
+        alpha_s=10 ** draw(st.floats(-6, -3.5)),
+        bus_bytes_per_s=10 ** draw(st.floats(9, 12)),
+        nic_bytes_per_s=10 ** draw(st.floats(8, 11)),
+        flops_per_s=10 ** draw(st.floats(12, 14.5)),
+        factors=slowing,
+    )
+    return plan, profile
+
+
+@given(flights())
+def test_any_flight_is_the_same_coarse_fine_and_unfolded(drawn: tuple[dict[str, Any], FakeProfile]) -> None:
+    plan, profile = drawn
+    program, run = small(plan)
+    coarse, fine = fly(program, run, profile), fly(program, run, profile, coarse=False)
+    assert coarse.periods_ps == fine.periods_ps
+    assert rows(coarse) == rows(fine)
+    assert coarse.accounts == fine.accounts
+    unfolded = fly(program, run, profile, unfold=True)
+    assert [unfolded.periods_ps[colour.rank] for colour in coarse.colours] == list(coarse.periods_ps)
 
 
 def test_whole_nodes_fold_to_stages() -> None:
