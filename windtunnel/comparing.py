@@ -94,15 +94,23 @@ def compare_command(
 
 
 def judged(baseline: str, run_dir: str, tolerance: float, profile: Any = None) -> Verdict:
-    """The gate's verdict on `run_dir` against `baseline`, both run folders."""
+    """The gate's verdict on `run_dir` against `baseline`, both run folders; one profile prices the twins of both, the
+    run's unless another is asked for."""
     from reports.check import check
 
     if not 0 <= tolerance <= 10:
         raise InputError(f"a tolerance of {tolerance} is not a share between 0 and 10; 0.1 allows 10 %")
     old, new = RunFolder.open(baseline), RunFolder.open(run_dir)
-    before, after = compare_folder(old, profile, 1), compare_folder(new, profile, 1)
-    old_work, new_work = _work(before, profile), _work(after, profile)
+    yardstick = _profile(profile or profile_named(new.timeline()) or new.run().cluster.profile)
+    before, after = compare_folder(old, yardstick, 1), compare_folder(new, yardstick, 1)
+    old_work, new_work = _work(before, yardstick), _work(after, yardstick)
     return check(before.comparison, after.comparison, new_work, old_work, tolerance)
+
+
+def _profile(given: Any) -> Any:
+    from calibration.profile import load_profile
+
+    return given if hasattr(given, "kernel_s") else load_profile(given)
 
 
 def _work(found: Compared, profile: Any) -> Work:

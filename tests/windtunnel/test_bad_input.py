@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.windtunnel.flights import profile_file
+
 Call = Callable[..., Any]
 RUN_COMMANDS = ("forecast", "program", "train", "import")
 
@@ -130,6 +132,13 @@ def test_a_broken_profile(content: str, said: str, tmp_path: Path, run_file: Cal
     assert said in called.err
 
 
+def test_numbers_that_are_none_in_a_profile_are_named_by_path(tmp_path: Path, run_file: Call, wt: Call) -> None:
+    path = profile_file(tmp_path / "p.yaml", gemm_flops_per_s=float("nan"), bus_bytes_per_s=-1.0)
+    problems = wt("forecast", run_file(), "--profile", path, "--json").json["error"]["problems"]
+    assert any("gemm[0].form.flops_per_s: nan" in problem for problem in problems)
+    assert sum("bus_bytes_per_s: -1" in problem for problem in problems) == 4
+
+
 def test_an_unknown_profile_names_the_nearest(run_file: Call, wt: Call) -> None:
     called = wt("forecast", run_file(), "--profile", "cpuu")
     assert called.code == 2
@@ -152,10 +161,10 @@ def test_a_profile_of_another_kind_of_device(run_file: Call, wt: Call) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "model.layers=-1", "model.layers=1e999", "model.hidden=.inf", "model.hidden=0", "model.heads=3", "train.steps=0",
-        "plan.tensor_parallel=true", "plan.schedule=[1]", "optimizer.lr=-1", "model.vocab=null", "cluster={}",
-        "plan=7", "a.b=c", "model={preset: 3}", "plan.recompute={layers: 99}", "plan.pipeline_layout=[1, 2, 3]",
-        "cluster.host.cores=0",
+        "model.layers=-1", "model.layers=1e999", "model.hidden=.inf", "model.hidden=0", "model.heads=3",
+        "train.steps=0", "plan.tensor_parallel=true", "plan.schedule=[1]", "optimizer.lr=-1", "model.vocab=null",
+        "cluster={}", "plan=7", "a.b=c", "model={preset: 3}", "plan.recompute={layers: 99}",
+        "plan.pipeline_layout=[1, 2, 3]", "cluster.host.cores=0",
     ],
 )  # fmt: skip
 def test_odd_values_are_sentences(text: str, run_file: Call, wt: Call) -> None:

@@ -14,7 +14,8 @@ Call = Callable[..., Any]
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """#!/bin/bash
 torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size ${TP} --num-layers 4 --hidden-size 256 \\
-  --num-attention-heads 8 --seq-length 128 --max-position-embeddings 128 --micro-batch-size 1 --global-batch-size 8 --bf16
+  --num-attention-heads 8 --seq-length 128 --max-position-embeddings 128 --micro-batch-size 1 --global-batch-size 8 \\
+  --bf16
 """
 
 

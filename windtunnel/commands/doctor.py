@@ -11,5 +11,5 @@ def doctor(as_json: o.Json = False) -> int:
     if as_json:
         output.emit_json(diagnosis)
     else:
-        output.emit(doctor.text(diagnosis))
+        output.emit(doctor.text(diagnosis, output.width(), output.colour()))
     return 0 if diagnosis.ok else 1

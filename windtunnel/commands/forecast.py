@@ -54,5 +54,5 @@ def forecast(
     else:
         from reports.forecast_text import forecast_text
 
-        output.emit(forecast_text(result, output.width()))
+        output.emit(forecast_text(result, output.width(), output.colour()))
     return 0 if result.memory.fits else 1
