@@ -77,10 +77,10 @@ class _Ledger:
 
     def _prove_ids(self) -> None:
         """No two calls share an instruction id."""
-        ordered = sorted(range(len(self.stage.calls)), key=lambda c: self.stage.calls[c].base)
-        for one, two in pairwise(ordered):
-            first, second = self.stage.calls[one], self.stage.calls[two]
-            if first.base + len(self.stage.blocks[first.block].instructions) > second.base:
+        sizes = [len(block.instructions) for block in self.stage.blocks]
+        spans = sorted((call.base, call.base + sizes[call.block], index) for index, call in enumerate(self.stage.calls))
+        for (_, end, one), (start, _, two) in pairwise(spans):
+            if end > start:
                 named = [name(self.stage, self.class_, call, 0) for call in (one, two)]
                 raise self._error("two calls share instruction ids", named)
 

@@ -300,3 +300,27 @@ def test_a_compiled_program_is_refused_when_a_collective_is_not_waited_for(
     error = refusal(drop_wait(program, 0, block, local), "storage")
     assert error.proof == "race"
     assert [label for _, label in named(error)] == ["F AG0.1 mlp.in", "F F0.1 mlp.core"]
+
+
+def test_a_steady_state_is_stepped_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from plan import prove_storage as storage
+    from plan.compile import compile_run
+    from plan.run import load
+
+    taken = []
+
+    class Counted(storage.Step):
+        def take(self) -> None:
+            taken.append(self.here)
+            super().take()
+
+    monkeypatch.setattr(storage, "Step", Counted)
+    plan = {"tensor_parallel": 8, "sequence_parallel": True, "pipeline_parallel": 8, "global_batch_size": 96}
+    run = load({"model": {"preset": "gpt3-175b"}, "cluster": {"preset": "dgx-a100-80gb", "nodes": 8}, "plan": plan})
+    program = compile_run(run)
+    calls = sum(len(stage.calls) for stage in program.classes)
+    prove(program)
+    assert len(taken) < calls / 4
+    taken.clear()
+    prove(program, skip=False)
+    assert len(taken) == calls
