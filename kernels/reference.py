@@ -1,10 +1,12 @@
-"""Plain torch references of the matrix, norm and flat-buffer operators of `plan.ops`: the specification and the `eager` path.
+"""Plain torch references of the matrix, norm and flat-buffer operators of `plan.ops`: the specification and the `eager`
+path.
 
-Every function works in fp64, fp32 and bf16: statistics and sums are formed in the computing type (fp64 for fp64, else fp32) and results
-return in the type of the input. Main gradients are arguments that are added into. No autograd anywhere: a forward has its backward written
-beside it, and tests hold the pair against autograd.
+Every function works in fp64, fp32 and bf16: statistics and sums are formed in the computing type (fp64 for fp64, else
+fp32) and results return in the type of the input. Main gradients are arguments that are added into. No autograd
+anywhere: a forward has its backward written beside it, and tests hold the pair against autograd.
 
-Legend: rows × columns of activations; `e` the storage type; statistics (rstd, mean) are one number a row in the computing type.
+Legend: rows × columns of activations; `e` the storage type; statistics (rstd, mean) are one number a row in the
+computing type.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ def gemm(a: Tensor, b: Tensor, variant: str = "nt", out: Tensor | None = None, b
 def accumulate(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     """out (m, n) += aᵀ b for a (k, m), b (k, n), summed in out's type.
 
-    On CUDA bf16 operands feed an fp32 result directly; a CPU has no such kernel, so bf16 operands are widened first (two passes more).
+    On CUDA bf16 operands feed an fp32 result directly; a CPU has no such kernel, so bf16 operands are widened first
+    (two passes more).
     """
     if a.dtype == out.dtype:
         return out.addmm_(a.t(), b)
@@ -66,7 +69,9 @@ def rmsnorm_forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tens
     return (s * rstd * weight.to(s.dtype)).to(x.dtype), rstd.reshape(-1)
 
 
-def rmsnorm_backward(dy: Tensor, x: Tensor, rstd: Tensor, weight: Tensor, residual: Tensor | None, weight_grad: Tensor) -> Tensor:
+def rmsnorm_backward(
+    dy: Tensor, x: Tensor, rstd: Tensor, weight: Tensor, residual: Tensor | None, weight_grad: Tensor
+) -> Tensor:
     """dx, with the residual branch's gradient added when given; the weight's gradient is added into `weight_grad`."""
     s, g = x.to(rstd.dtype), dy.to(rstd.dtype)
     xhat = s * rstd[:, None]
@@ -87,9 +92,17 @@ def layernorm_forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tu
 
 
 def layernorm_backward(
-    dy: Tensor, x: Tensor, rstd: Tensor, mean: Tensor, weight: Tensor, residual: Tensor | None, weight_grad: Tensor, bias_grad: Tensor
+    dy: Tensor,
+    x: Tensor,
+    rstd: Tensor,
+    mean: Tensor,
+    weight: Tensor,
+    residual: Tensor | None,
+    weight_grad: Tensor,
+    bias_grad: Tensor,
 ) -> Tensor:
-    """dx, with the residual branch's gradient added when given; weight and bias gradients are added into the last two."""
+    """dx, with the residual branch's gradient added when given; weight and bias gradients are added into the last
+    two."""
     s, g = x.to(rstd.dtype), dy.to(rstd.dtype)
     xhat = (s - mean[:, None]) * rstd[:, None]
     weight_grad.add_((g * xhat).sum(0))
@@ -115,7 +128,8 @@ def copy(target: Tensor, source: Tensor) -> Tensor:
 def sqnorm(x: Tensor) -> Tensor:
     """Σ x², a 0-d tensor in the computing type, without leaving the device. x one-dimensional.
 
-    Rows of 1024 are summed apart: the CPU's norm adds a long vector in one fp32 accumulator a lane, which costs 1e-4 at three million.
+    Rows of 1024 are summed apart: the CPU's norm adds a long vector in one fp32 accumulator a lane, which costs 1e-4 at
+    three million.
     """
     whole = x.numel() // 1024 * 1024
     rows = torch.linalg.vector_norm(x[:whole].view(-1, 1024), dim=1, dtype=compute_type(x)).square().sum()

@@ -1,8 +1,9 @@
 """Causal attention: the fused kernels torch ships, called through their operators, and the softmax of the unfused form.
 
-The fused operators are called directly (never `scaled_dot_product_attention`), because forward and backward are two instructions of a step
-program and what is saved between them (output and log-sum-exp) must be in our hands. They take grouped queries without copying keys.
-Scale is 1/√d. q (b, heads, s, d), k and v (b, kv_heads, s, d), any strides with unit stride along d.
+The fused operators are called directly (never `scaled_dot_product_attention`), because forward and backward are two
+instructions of a step program and what is saved between them (output and log-sum-exp) must be in our hands. They take
+grouped queries without copying keys. Scale is 1/√d. q (b, heads, s, d), k and v (b, kv_heads, s, d), any strides with
+unit stride along d.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def attention_backward(
             do, q, k, v, o, lse.unsqueeze(-1), unused, unused, None, None, None, s, s, 0.0, True
         )
     state = torch.zeros(2, dtype=torch.uint64, device=q.device)
-    return aten._scaled_dot_product_flash_attention_backward(do, q, k, v, o, lse, None, None, s, s, 0.0, True, state, unused)
+    return aten._scaled_dot_product_flash_attention_backward(
+        do, q, k, v, o, lse, None, None, s, s, 0.0, True, state, unused
+    )
 
 
 def _check_cuda(q: Tensor) -> None:
@@ -53,7 +56,8 @@ def _check_cuda(q: Tensor) -> None:
 
 
 def softmax_forward(scores: Tensor, scale: float, mask: Mask | None = None) -> tuple[Tensor, Tensor]:
-    """(probabilities, probabilities after dropout) of causal scores (batch, s, s); the same tensor twice without dropout."""
+    """(probabilities, probabilities after dropout) of causal scores (batch, s, s); the same tensor twice without
+    dropout."""
     wide = scores.to(compute_type(scores)) * scale
     future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu_(1)
     p = torch.softmax(wide.masked_fill_(future, float("-inf")), dim=-1).to(scores.dtype)

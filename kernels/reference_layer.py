@@ -1,7 +1,9 @@
-"""Plain torch references of the pointwise operators of a layer: activations, rotary, residual adds with dropout, embeddings.
+"""Plain torch references of the pointwise operators of a layer: activations, rotary, residual adds with dropout,
+embeddings.
 
-Rows are tokens in (position, sample) order: row r of a micro-batch of b sequences is position r // b of sample r % b. Dropout's mask
-depends on the global token and the element alone (`kernels.random`), so that it is the same under every layout and recompute.
+Rows are tokens in (position, sample) order: row r of a micro-batch of b sequences is position r // b of sample r % b.
+Dropout's mask depends on the global token and the element alone (`kernels.random`), so that it is the same under every
+layout and recompute.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """A dropout mask by its coordinates: `dropout` names probability and random stream (`kernels.random.Dropout`); `tokens` int64 holds the
-    global token of every row, broadcastable against `elements`, int64, the global column of every element."""
+    """A dropout mask by its coordinates: `dropout` names probability and random stream (`kernels.random.Dropout`);
+    `tokens` int64 holds the global token of every row, broadcastable against `elements`, int64, the global column of
+    every element."""
 
     dropout: Any
     tokens: Tensor
@@ -29,7 +32,7 @@ class Mask:
         """x · mask / (1 − p): forward and backward of dropout are this one function."""
         from kernels.random import uniform_reference
 
-        p = torch.tensor(self.dropout.p, dtype=torch.float32, device=x.device)
+        p = torch.full((), self.dropout.p, dtype=torch.float32, device=x.device)  # fp32, as the kernels compare
         keep = uniform_reference(self.dropout, self.tokens, self.elements) >= p
         return torch.where(keep, x * self.dropout.scale, torch.zeros((), dtype=x.dtype, device=x.device))
 

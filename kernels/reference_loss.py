@@ -1,8 +1,9 @@
 """Plain torch references of vocabulary-parallel cross entropy and of the AdamW step.
 
-Cross entropy runs in three parts with a reduction over tensor-parallel ranks between them: maximum, sum of exponentials and target logit,
-loss. The sum leaves the target's column out: the gradient of a confident row is then −others/total and not a difference that loses its digits.
-A rank holds vocabulary `first` … `first + columns − 1`, of which the first `valid` are real; padding takes no probability, zero gradient.
+Cross entropy runs in three parts with a reduction over tensor-parallel ranks between them: maximum, sum of exponentials
+and target logit, loss. The sum leaves the target's column out: the gradient of a confident row is then −others/total
+and not a difference that loses its digits. A rank holds vocabulary `first` … `first + columns − 1`, of which the first
+`valid` are real; padding takes no probability, zero gradient.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def ce_max(logits: Tensor, valid: int) -> Tensor:
 
 
 def ce_exp(logits: Tensor, row_max: Tensor, targets: Tensor, first: int, valid: int) -> Tensor:
-    """(2, rows): Σ exp(x_j − maximum) over valid columns other than the target's; the target's logit (0 where it is another rank's)."""
+    """(2, rows): Σ exp(x_j − maximum) over valid columns other than the target's; the target's logit (0 where it is
+    another rank's)."""
     x = logits[:, :valid].to(row_max.dtype)
     sums = torch.zeros((2, logits.shape[0]), dtype=row_max.dtype, device=logits.device)
     if valid == 0:
@@ -43,7 +45,8 @@ def ce_exp(logits: Tensor, row_max: Tensor, targets: Tensor, first: int, valid: 
 def ce_loss(
     logits: Tensor, row_max: Tensor, sums: Tensor, targets: Tensor, loss: Tensor, first: int, valid: int, scale: float
 ) -> Tensor:
-    """Logits become scale · their gradient, in place; loss (1,) += scale · Σ over rows of −log p(target). Returns the logits."""
+    """Logits become scale · their gradient, in place; loss (1,) += scale · Σ over rows of −log p(target). Returns the
+    logits."""
     others, target = sums[0], sums[1]
     total = others + torch.exp(target - row_max)
     lse = row_max + torch.log(total)
@@ -69,7 +72,8 @@ def _local(targets: Tensor, first: int, valid: int) -> tuple[Tensor, Tensor]:
 
 
 def clip_coefficient(sum_of_squares: Tensor, max_norm: float) -> Tensor:
-    """What gradients are multiplied by so that their norm is at most `max_norm` (0: no clipping); stays on the device."""
+    """What gradients are multiplied by so that their norm is at most `max_norm` (0: no clipping); stays on the
+    device."""
     if max_norm <= 0:
         return torch.ones_like(sum_of_squares)
     return (max_norm / (sum_of_squares.sqrt() + 1e-6)).clamp_(max=1.0)
@@ -92,8 +96,9 @@ def adamw(
 ) -> None:
     """One AdamW step (Loshchilov and Hutter 2019) of flat tensors (n,), in place, in a single fused pass.
 
-    The gradient is first multiplied by `coefficient` (0-d), in place. `decayed` lists the [start, end) stretches that weight decay applies
-    to. `weight` receives a copy in its own type when it is not the master itself. `step` counts from 1.
+    The gradient is first multiplied by `coefficient` (0-d), in place. `decayed` lists the [start, end) stretches that
+    weight decay applies to. `weight` receives a copy in its own type when it is not the master itself. `step` counts
+    from 1.
     """
     scale = None
     if master.dtype == torch.float64:  # the fused pass reads its scale in fp32, which would cost fp64 runs their digits
@@ -103,12 +108,25 @@ def adamw(
     kept = complement(decayed, master.numel())
     for stretches, decay in ((decayed, weight_decay), (kept, 0.0)):
         if stretches:
-            lists = [[t[a:b] for a, b in stretches] for t in (master, grad, exp_avg, exp_avg_sq)]
+            p, g, m, v = ([t[a:b] for a, b in stretches] for t in (master, grad, exp_avg, exp_avg_sq))
             steps = [torch.full((), float(step), device=master.device) for _ in stretches]
             torch._fused_adamw_(
-                *lists, [], steps, lr=lr, beta1=betas[0], beta2=betas[1], weight_decay=decay, eps=eps, amsgrad=False, maximize=False,
-                grad_scale=scale, found_inf=None,
-            )  # fmt: skip
+                p,
+                g,
+                m,
+                v,
+                [],
+                steps,
+                lr=lr,
+                beta1=betas[0],
+                beta2=betas[1],
+                weight_decay=decay,
+                eps=eps,
+                amsgrad=False,
+                maximize=False,
+                grad_scale=scale,
+                found_inf=None,
+            )
     if weight is not None and weight.data_ptr() != master.data_ptr():
         weight.copy_(master)
 

@@ -1,13 +1,15 @@
-"""The one door to every operator of `plan.ops`: the trainer's pieces and the calibration's timings call the same functions through it.
+"""The one door to every operator of `plan.ops`: the trainer's pieces and the calibration's timings call the same
+functions through it.
 
     registry.op("rmsnorm_forward")(x, weight, eps)          the torch reference
     ops = registry.bind("compiled", "cuda"); ops.swiglu_forward(u)
     args = registry.OPERATIONS["gemm"].make_inputs(call, device, generator); registry.OPERATIONS["gemm"].function(*args)
     registry.run_call(call, args, ops)                      what one timed execution is
 
-`bind` chooses an implementation for a whole run: `eager` is the reference; `compiled` wraps the pointwise regions in torch.compile (CUDA);
-`triton` takes the fused kernels of this package where they take the tensors (CUDA, not fp64). On a CPU every choice is the reference.
-`make_inputs` builds positional arguments of exactly the shapes a call names, so that what is timed is what a step runs.
+`bind` chooses an implementation for a whole run: `eager` is the reference; `compiled` wraps the pointwise regions in
+torch.compile (CUDA); `triton` takes the fused kernels of this package where they take the tensors (CUDA, not fp64). On
+a CPU every choice is the reference. `make_inputs` builds positional arguments of exactly the shapes a call names, so
+that what is timed is what a step runs.
 """
 
 from __future__ import annotations
@@ -36,10 +38,25 @@ DTYPES = {
     "uint8": torch.uint8,
 }
 POINTWISE = (
-    "rmsnorm_forward", "rmsnorm_backward", "layernorm_forward", "layernorm_backward", "swiglu_forward", "swiglu_backward", "gelu_forward",
-    "gelu_backward", "rope_forward", "rope_backward", "add", "add_backward", "bias_grad", "position_forward", "ce_exp", "ce_loss",
-    "softmax_forward", "softmax_backward",
-)  # fmt: skip
+    "rmsnorm_forward",
+    "rmsnorm_backward",
+    "layernorm_forward",
+    "layernorm_backward",
+    "swiglu_forward",
+    "swiglu_backward",
+    "gelu_forward",
+    "gelu_backward",
+    "rope_forward",
+    "rope_backward",
+    "add",
+    "add_backward",
+    "bias_grad",
+    "position_forward",
+    "ce_exp",
+    "ce_loss",
+    "softmax_forward",
+    "softmax_backward",
+)
 """Operators that `compiled` hands to torch.compile: regions between explicit products, never a product."""
 
 
@@ -78,7 +95,9 @@ class _Maker:
         from kernels.random import Dropout
 
         tokens = torch.arange(rows, device=self.device)[:, None]
-        return reference_layer.Mask(Dropout.at(0.1, seed=0, step=0, layer=0, site=0), tokens, torch.arange(width, device=self.device))
+        return reference_layer.Mask(
+            Dropout.at(0.1, seed=0, step=0, layer=0, site=0), tokens, torch.arange(width, device=self.device)
+        )
 
 
 def _gemm(m: _Maker) -> Inputs:
@@ -181,7 +200,10 @@ def _adamw(m: _Maker) -> Inputs:
 
 
 def _entry(name: str, function: Callable[..., Any], maker: Callable[[_Maker], Inputs]) -> Operation:
-    return Operation(name, function, lambda call, device, generator=None: maker(_Maker(call, device, generator)))
+    def make(call: KernelCall, device: torch.device | str, generator: torch.Generator | None = None) -> Inputs:
+        return maker(_Maker(call, device, generator))
+
+    return Operation(name, function, make)
 
 
 _TABLE = (
@@ -191,7 +213,11 @@ _TABLE = (
     _entry("attention_backward", reference_attention.attention_backward, _attention_backward),
     _entry("softmax_forward", reference_attention.softmax_forward, _softmax),
     _entry("softmax_backward", reference_attention.softmax_backward, _softmax),
-    _entry("rmsnorm_forward", reference.rmsnorm_forward, lambda m: (m.normal(*m.call.shape), m.normal(m.call.shape[1]), 1e-5)),
+    _entry(
+        "rmsnorm_forward",
+        reference.rmsnorm_forward,
+        lambda m: (m.normal(*m.call.shape), m.normal(m.call.shape[1]), 1e-5),
+    ),
     _entry("rmsnorm_backward", reference.rmsnorm_backward, _norm_backward),
     _entry(
         "layernorm_forward",
@@ -199,14 +225,18 @@ _TABLE = (
         lambda m: (m.normal(*m.call.shape), m.normal(m.call.shape[1]), m.normal(m.call.shape[1]), 1e-5),
     ),
     _entry("layernorm_backward", reference.layernorm_backward, _norm_backward),
-    _entry("swiglu_forward", reference_layer.swiglu_forward, lambda m: (m.normal(m.call.shape[0], 2 * m.call.shape[1]),)),
+    _entry(
+        "swiglu_forward", reference_layer.swiglu_forward, lambda m: (m.normal(m.call.shape[0], 2 * m.call.shape[1]),)
+    ),
     _entry(
         "swiglu_backward",
         reference_layer.swiglu_backward,
         lambda m: (m.normal(*m.call.shape), m.normal(m.call.shape[0], 2 * m.call.shape[1])),
     ),
     _entry("gelu_forward", reference_layer.gelu_forward, lambda m: (m.normal(*m.call.shape),)),
-    _entry("gelu_backward", reference_layer.gelu_backward, lambda m: (m.normal(*m.call.shape), m.normal(*m.call.shape))),
+    _entry(
+        "gelu_backward", reference_layer.gelu_backward, lambda m: (m.normal(*m.call.shape), m.normal(*m.call.shape))
+    ),
     _entry("rope_forward", reference_layer.rope_forward, _rope),
     _entry("rope_backward", reference_layer.rope_backward, _rope),
     _entry("add", reference_layer.add, _add),
@@ -214,8 +244,16 @@ _TABLE = (
     _entry("bias_grad", reference_layer.bias_grad, lambda m: (m.normal(*m.call.shape), m.zeros(m.call.shape[1]))),
     _entry("embedding_forward", reference_layer.embedding_forward, _embedding),
     _entry("embedding_backward", reference_layer.embedding_backward, _embedding),
-    _entry("position_forward", reference_layer.position_forward, lambda m: (m.normal(*m.call.shape), m.normal(*m.call.shape))),
-    _entry("position_backward", reference_layer.position_backward, lambda m: (m.normal(*m.call.shape), m.zeros(*m.call.shape))),
+    _entry(
+        "position_forward",
+        reference_layer.position_forward,
+        lambda m: (m.normal(*m.call.shape), m.normal(*m.call.shape)),
+    ),
+    _entry(
+        "position_backward",
+        reference_layer.position_backward,
+        lambda m: (m.normal(*m.call.shape), m.zeros(*m.call.shape)),
+    ),
     _entry("ce_max", reference_loss.ce_max, _cross_entropy),
     _entry("ce_exp", reference_loss.ce_exp, _cross_entropy),
     _entry("ce_loss", reference_loss.ce_loss, _cross_entropy),
@@ -236,7 +274,8 @@ def op(name: str) -> Callable[..., Any]:
 
 
 def run_call(call: KernelCall, inputs: Inputs, ops: SimpleNamespace | None = None) -> Any:
-    """Execute `call` once on `inputs` (from its operation's make_inputs) with a run's implementation (default: the reference)."""
+    """Execute `call` once on `inputs` (from its operation's make_inputs) with a run's implementation (default: the
+    reference)."""
     return getattr(ops or bind("eager", "cpu"), call.op)(*inputs)
 
 
@@ -245,9 +284,21 @@ def bind(kernels: str, device_type: str) -> SimpleNamespace:
     """Every operator by name as attributes, implemented as `plan.kernels` asks on that kind of device."""
     functions = {name: operation.function for name, operation in OPERATIONS.items()}
     if device_type == "cuda" and kernels == "compiled":
-        functions |= {name: torch.compile(functions[name], dynamic=False) for name in POINTWISE}
+        functions |= {name: _compiled(functions[name]) for name in POINTWISE}
     if device_type == "cuda" and kernels == "triton":
         from kernels.registry_triton import FUSED
 
         functions |= FUSED
     return SimpleNamespace(**functions)
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The compiled function, and the plain one where a dropout mask is given: its stream key changes at every call, and
+    with it the code."""
+    fast = torch.compile(function, dynamic=False)
+
+    def either(*arguments: Any) -> Any:
+        masked = any(isinstance(argument, reference_layer.Mask) for argument in arguments)
+        return function(*arguments) if masked else fast(*arguments)
+
+    return either

@@ -1,7 +1,7 @@
 """The fused kernels of this package under the registry's signatures: what `kernels: triton` binds on CUDA.
 
-Each adapter has its reference's arguments and results. Masks of dropout go to the reference: the fused dropout kernels want rows of one sample
-to follow one another, and a step's rows are in (position, sample) order.
+Each adapter has its reference's arguments and results. Masks of dropout go to the reference: the fused dropout kernels
+want rows of one sample to follow one another, and a step's rows are in (position, sample) order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ def rmsnorm_forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tens
     return y, rstd
 
 
-def rmsnorm_backward(dy: Tensor, x: Tensor, rstd: Tensor, weight: Tensor, residual: Tensor | None, weight_grad: Tensor) -> Tensor:
+def rmsnorm_backward(
+    dy: Tensor, x: Tensor, rstd: Tensor, weight: Tensor, residual: Tensor | None, weight_grad: Tensor
+) -> Tensor:
     """dx."""
     return norms.norm_backward("rms", dy, x, weight, rstd, dstream=residual, weight_grad=weight_grad)[1]
 
@@ -35,11 +37,27 @@ def layernorm_forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tu
 
 
 def layernorm_backward(
-    dy: Tensor, x: Tensor, rstd: Tensor, mean: Tensor, weight: Tensor, residual: Tensor | None, weight_grad: Tensor, bias_grad: Tensor
+    dy: Tensor,
+    x: Tensor,
+    rstd: Tensor,
+    mean: Tensor,
+    weight: Tensor,
+    residual: Tensor | None,
+    weight_grad: Tensor,
+    bias_grad: Tensor,
 ) -> Tensor:
     """dx."""
     return norms.norm_backward(
-        "layer", dy, x, weight, rstd, mean, has_bias=True, dstream=residual, weight_grad=weight_grad, bias_grad=bias_grad
+        "layer",
+        dy,
+        x,
+        weight,
+        rstd,
+        mean,
+        has_bias=True,
+        dstream=residual,
+        weight_grad=weight_grad,
+        bias_grad=bias_grad,
     )[1]
 
 
@@ -78,7 +96,8 @@ def rope_backward(dx: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _rope(x: Tensor, cos: Tensor, sin: Tensor, turn: Callable[..., Any]) -> Tensor:
-    """Both operands of the kernel are halves of the heads; it reads a row whole before it writes it, so in place is safe."""
+    """Both operands of the kernel are halves of the heads; it reads a row whole before it writes it, so in place is
+    safe."""
     heads = x.transpose(0, 1)
     split = max(1, heads.shape[2] // 2)
     first, second = heads[:, :, :split], heads[:, :, split:]
@@ -89,7 +108,8 @@ def _rope(x: Tensor, cos: Tensor, sin: Tensor, turn: Callable[..., Any]) -> Tens
 
 
 def _size(first: int, valid: int, logits: Tensor) -> int:
-    """Global vocabulary as far as a shard can tell: its own end when it holds padding, beyond every target when it does not."""
+    """Global vocabulary as far as a shard can tell: its own end when it holds padding, beyond every target when it does
+    not."""
     return first + valid if valid < logits.shape[1] else 2**31 - 1
 
 
@@ -118,10 +138,20 @@ def ce_loss(
 
 
 def adamw(
-    master: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, coefficient: Tensor, weight: Tensor | None = None,
-    decayed: Sequence[tuple[int, int]] = (), *, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.95), eps: float = 1e-8,
-    weight_decay: float = 0.0, step: int = 1,
-) -> None:  # fmt: skip
+    master: Tensor,
+    grad: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    coefficient: Tensor,
+    weight: Tensor | None = None,
+    decayed: Sequence[tuple[int, int]] = (),
+    *,
+    lr: float = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.95),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    step: int = 1,
+) -> None:
     """One pass over each stretch that decays, and each that does not; the low-precision copy is written on the way."""
     copy = weight if weight is not None and weight.data_ptr() != master.data_ptr() else None
     scale = coefficient.reshape(1).to(exp_avg.dtype)
@@ -129,8 +159,8 @@ def adamw(
     for stretches, decay in ((decayed, weight_decay), (kept, 0.0)):
         numbers = AdamWStep(lr, step, betas[0], betas[1], eps, decay)
         for a, b in stretches:
-            tensors = [t[a:b] for t in (master, exp_avg, exp_avg_sq, grad)]
-            adamw_step(*tensors, numbers, grad_scale=scale, copy=None if copy is None else copy[a:b])
+            p, m, v, g = (t[a:b] for t in (master, exp_avg, exp_avg_sq, grad))
+            adamw_step(p, m, v, g, numbers, grad_scale=scale, copy=None if copy is None else copy[a:b])
 
 
 FUSED: dict[str, Callable[..., Any]] = {

@@ -1,7 +1,9 @@
-"""How far each rank's clock is from the first rank's: measured once, before the first step, so that timelines can be laid over each other.
+"""How far each rank's clock is from the first rank's: measured once, before the first step, so that timelines can be
+laid over each other.
 
-Stamps are `time.perf_counter`, which on Linux is one clock for the whole machine. Ranks of one boot of one kernel share it: offset and error are
-0. Others exchange time stamps with the first rank; the exchange with the shortest round trip gives the offset, half of it the error.
+Stamps are `time.perf_counter`, which on Linux is one clock for the whole machine. Ranks of one boot of one kernel share
+it: offset and error are 0. Others exchange time stamps with the first rank; the exchange with the shortest round trip
+gives the offset, half of it the error.
 """
 
 from __future__ import annotations

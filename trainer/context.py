@@ -1,7 +1,9 @@
-"""What a piece function knows beside its tensors: extents, this rank's coordinates, the micro-batch, and the step of the moment.
+"""What a piece function knows beside its tensors: extents, this rank's coordinates, the micro-batch, and the step of
+the moment.
 
-A `PieceContext` is made once for each (micro-batch, unit) of a rank's program and lives as long as the executor; only the shared `StepState`
-changes from step to step. Nothing here is a tensor of the program: tables (rotary, token coordinates) are small constants cached by shape.
+A `PieceContext` is made once for each (micro-batch, unit) of a rank's program and lives as long as the executor; only
+the shared `StepState` changes from step to step. Nothing here is a tensor of the program: tables (rotary, token
+coordinates) are small constants cached by shape.
 """
 
 from __future__ import annotations
@@ -115,7 +117,8 @@ class RankContext:
         return self._cache["rope"]  # type: ignore[return-value]
 
     def tokens_of(self, micro: int) -> Tensor:
-        """(T,) int64: the global token (sample · seq + position) of every row of a micro-batch, in (position, sample) order."""
+        """(T,) int64: the global token (sample · seq + position) of every row of a micro-batch, in (position, sample)
+        order."""
         key = ("tokens", micro)
         if key not in self._cache:
             samples = torch.tensor(self.samples(micro), dtype=torch.int64)
@@ -158,7 +161,8 @@ class PieceContext:
         return Mask(self._dropout(rank.model.dropout, site), tokens[:, None], rank.elements(e.hidden))
 
     def probability_mask(self) -> Mask | None:
-        """Dropout of the attention probabilities (batch · heads, query, key): the element is global head · seq + key."""
+        """Dropout of the attention probabilities (batch · heads, query, key): the element is global head · seq +
+        key."""
         if not self.e.attention_dropout:
             return None
         rank, e = self.rank, self.e

@@ -1,10 +1,12 @@
 """Training text: token files, memory-mapped, and a pure function from (seed, step, sample) to the tokens of a sequence.
 
-`builtin` is the Python standard library's own source, one byte a token, files sorted by path: real text that is on every machine. It is written
-once to a cache folder. Any other path names a `.npy` file of integers (one dimension, any integer type).
+`builtin` is the Python standard library's own source, one byte a token, files sorted by path: real text that is on
+every machine. It is written once to a cache folder. Any other path names a `.npy` file of integers (one dimension, any
+integer type).
 
-The text is cut into windows of seq + 1 tokens; a keyed permutation of the windows orders every epoch. Sample s of the global batch at step t is
-window (t · global batch + s), whichever rank asks, so the order of samples does not depend on the layout.
+The text is cut into windows of seq + 1 tokens; a keyed permutation of the windows orders every epoch. Sample s of the
+global batch at step t is window (t · global batch + s), whichever rank asks, so the order of samples does not depend on
+the layout.
 """
 
 from __future__ import annotations
@@ -25,10 +27,20 @@ ROUNDS = 4
 
 
 class TokenFile:
-    """Sequences of a token file. `tokens` is one-dimensional; every id must be below the model's vocabulary (checked on what is read)."""
+    """Sequences of a token file. `tokens` is one-dimensional; every id must be below the model's vocabulary (checked on
+    what is read)."""
 
-    def __init__(self, tokens: np.ndarray, seq: int, global_batch: int, seed: int, vocab: int, name: str = "tokens") -> None:
-        self.tokens, self.seq, self.global_batch, self.seed, self.vocab, self.name = tokens, seq, global_batch, seed, vocab, name
+    def __init__(
+        self, tokens: np.ndarray, seq: int, global_batch: int, seed: int, vocab: int, name: str = "tokens"
+    ) -> None:
+        self.tokens, self.seq, self.global_batch, self.seed, self.vocab, self.name = (
+            tokens,
+            seq,
+            global_batch,
+            seed,
+            vocab,
+            name,
+        )
         self.windows = (len(tokens) - 1) // seq
         if self.windows < 1:
             raise InputError(f"{name} holds {len(tokens)} tokens; one sequence of seq_length {seq} needs {seq + 1}")
@@ -37,7 +49,10 @@ class TokenFile:
         """(samples, seq + 1) int64. Raises InputError for a token outside the vocabulary."""
         grid = np.stack([self._sequence(step * self.global_batch + s) for s in samples])
         if (largest := int(grid.max())) >= self.vocab:
-            raise InputError(f"{self.name} holds token {largest}; the model's vocabulary is {self.vocab}: set model.vocab to at least {largest + 1}")
+            raise InputError(
+                f"{self.name} holds token {largest}; the model's vocabulary is {self.vocab}: "
+                f"set model.vocab to at least {largest + 1}"
+            )
         return torch.from_numpy(grid)
 
     def _sequence(self, number: int) -> np.ndarray:
@@ -47,7 +62,8 @@ class TokenFile:
 
 
 def permuted(place: int, size: int, key: str) -> int:
-    """Where a keyed permutation of 0 … size − 1 sends `place`: a small Feistel network, walked until it lands inside."""
+    """Where a keyed permutation of 0 … size − 1 sends `place`: a small Feistel network, walked until it lands
+    inside."""
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
     while True:
@@ -66,10 +82,21 @@ def open_data(run: Run) -> TokenFile:
     try:
         tokens = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise InputError(f"data.path {path} is not a token file ({error}); give a .npy file of integers, or builtin") from None
+        raise InputError(
+            f"data.path {path} is not a token file ({error}); give a .npy file of integers, or builtin"
+        ) from None
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        raise InputError(f"data.path {path} holds {tokens.dtype} of shape {tokens.shape}; a token file is one dimension of integers")
-    return TokenFile(tokens, run.model.seq_length, run.plan.global_batch_size, run.train.seed, run.model.vocab, f"data {run.data.path}")
+        raise InputError(
+            f"data.path {path} holds {tokens.dtype} of shape {tokens.shape}; a token file is one dimension of integers"
+        )
+    return TokenFile(
+        tokens,
+        run.model.seq_length,
+        run.plan.global_batch_size,
+        run.train.seed,
+        run.model.vocab,
+        f"data {run.data.path}",
+    )
 
 
 def cache_folder() -> Path:
@@ -80,7 +107,8 @@ def cache_folder() -> Path:
 
 
 def builtin_file() -> Path:
-    """The standard library as bytes, written on first use. Its name holds a digest of the file list, so another Python gets its own."""
+    """The standard library as bytes, written on first use. Its name holds a digest of the file list, so another Python
+    gets its own."""
     root = Path(sysconfig.get_path("stdlib"))
     skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
     files = sorted(p for p in root.rglob("*.py") if skipped.isdisjoint(p.relative_to(root).parts))
@@ -91,5 +119,7 @@ def builtin_file() -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}.npy")
         np.save(part, np.frombuffer(text, np.uint8))
-        part.replace(path)  # ranks that start together each write their own and the last one wins, all with the same bytes
+        part.replace(
+            path
+        )  # ranks that start together each write their own and the last one wins, all with the same bytes
     return path

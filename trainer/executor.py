@@ -1,8 +1,9 @@
 """The executor: runs a rank's step program on torch, instruction by instruction, in host order.
 
-At construction every instruction of the step becomes an `Op`: its function (a piece, or a collective on its communicator) bound to the places of
-its arguments and results, its stream, and its waits as (stream, ordinal). A step then issues these ops one after another. Nothing is
-created, dropped or reordered, and nothing is decided: strategies are in the program.
+At construction every instruction of the step becomes an `Op`: its function (a piece, or a collective on its
+communicator) bound to the places of its arguments and results, its stream, and its waits as (stream, ordinal). A step
+then issues these ops one after another. Nothing is created, dropped or reordered, and nothing is decided: strategies
+are in the program.
 
     executor = Executor(program, run, rank, communicators, data)
     result = executor.step(0)          # StepResult(loss, grad_norm)
@@ -41,7 +42,8 @@ WAIT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One optimizer step: mean loss over the global batch, gradient norm before clipping, wall time, stamps of a recorded step."""
+    """One optimizer step: mean loss over the global batch, gradient norm before clipping, wall time, stamps of a
+    recorded step."""
 
     loss: float
     grad_norm: float
@@ -50,7 +52,8 @@ class StepResult:
 
 
 class Executor:
-    """One rank's trainer. `communicators` maps (role, channel) to a process group (`trainer.groups.Communicators.join`)."""
+    """One rank's trainer. `communicators` maps (role, channel) to a process group
+    (`trainer.groups.Communicators.join`)."""
 
     def __init__(
         self,
@@ -94,16 +97,19 @@ class Executor:
         return StepResult(state.loss, state.sum_of_squares**0.5, time.perf_counter() - began, stamps)
 
     def parameters(self) -> dict[str, Tensor]:
-        """This rank's parameters by name, as it holds them (a tensor-parallel rank its share), views of the live weights.
+        """This rank's parameters by name, as it holds them (a tensor-parallel rank its share), views of the live
+        weights.
 
-        Under ZeRO a step ends with each rank's own share updated and the next one opens by gathering; here the shares are gathered at once,
-        so every rank of the data-parallel group must call.
+        Under ZeRO a step ends with each rank's own share updated and the next one opens by gathering; here the shares
+        are gathered at once, so every rank of the data-parallel group must call.
         """
         for bucket in self.mine.buckets:
             if bucket.shard_numel < bucket.numel:
                 flat = self.storage.tensor(bucket.weight_buffer)
                 share = flat[share_of(bucket, self.context.coords.dp)].clone()
-                dist.all_gather([*flat.chunk(self.run.plan.data_parallel)], share, group=self._communicators["dp", "dp"])
+                dist.all_gather(
+                    [*flat.chunk(self.run.plan.data_parallel)], share, group=self._communicators["dp", "dp"]
+                )
         return self.storage.parameters()
 
     def peak_bytes(self) -> int:
@@ -171,14 +177,15 @@ class Executor:
         return compute
 
     def _bound(self, call_index: int, ref: int) -> bool:
-        """Whether a freed buffer is there: the port of a send that never happened (first use of a ring) has nothing behind it."""
+        """Whether a freed buffer is there: the port of a send that never happened (first use of a ring) has nothing
+        behind it."""
         try:
             return self.storage.is_allocated(call_index, ref)
         except KeyError:
             return False
 
     def _communication(self, instruction: Instruction, reads: list[int], writes: list[int]) -> Callable[[], None]:
-        comm, rank, table = instruction.comm, self.rank, self.storage.table
+        comm, rank, tensor = instruction.comm, self.rank, self.storage.tensor
         assert comm is not None
         check_known(instruction)
         ranks = members(self.program, comm.role, rank)
@@ -187,7 +194,7 @@ class Executor:
         in_stream = self.device.type == "cuda"
 
         def communicate() -> None:
-            work = start(comm, group, ranks, rank, [table[p] for p in reads], [table[p] for p in writes], in_stream)
+            work = start(comm, group, ranks, rank, [tensor(p) for p in reads], [tensor(p) for p in writes], in_stream)
             if work is not None:
                 work.wait()
 

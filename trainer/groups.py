@@ -1,8 +1,8 @@
 """Process groups: one communicator for each (role, channel) a rank's program communicates on.
 
-Streams never share a communicator, so what runs on one stream is ordered on its communicators by host order alone. Members find their
-communicator by (members, role, channel); all ranks make all of them in the same order. Collectives are called on the process group
-itself, which skips the module's wrappers and returns the work to be waited for.
+Streams never share a communicator, so what runs on one stream is ordered on its communicators by host order alone.
+Members find their communicator by (members, role, channel); all ranks make all of them in the same order. Collectives
+are called on the process group itself, which skips the module's wrappers and returns the work to be waited for.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Communicators:
         self._groups: dict[Key, Any] = {}
 
     def join(self, program: StepProgram, rank: int) -> dict[tuple[str, str], Any]:
-        """The communicators of this rank by (role, channel). Every process of the job calls this, members or not: torch numbers groups."""
+        """The communicators of this rank by (role, channel). Every process of the job calls this, members or not: torch
+        numbers groups."""
         mine: dict[tuple[str, str], Any] = {}
         for role, channel in channels(program):
             for group in program.groups[role]:
@@ -41,7 +42,9 @@ class Communicators:
 
     def _group(self, key: Key) -> Any:
         if key not in self._groups:
-            self._groups[key] = dist.new_group(list(key[0]), timeout=timedelta(seconds=self.wait_s), backend=self.backend)
+            self._groups[key] = dist.new_group(
+                list(key[0]), timeout=timedelta(seconds=self.wait_s), backend=self.backend
+            )
         return self._groups[key]
 
 
@@ -67,10 +70,20 @@ def check_known(instruction: Instruction) -> None:
     """Raises InputError for a communication this trainer cannot execute."""
     comm = instruction.comm
     if comm is not None and comm.op not in ("all_reduce", "all_gather", "reduce_scatter", "send", "recv"):
-        raise InputError(f"communication {comm.op} ({instruction.piece}) cannot be trained; set plan.implementation: windtunnel")
+        raise InputError(
+            f"communication {comm.op} ({instruction.piece}) cannot be trained; set plan.implementation: windtunnel"
+        )
 
 
-def start(comm: Comm, group: Any, ranks: tuple[int, ...], rank: int, reads: list[Tensor], writes: list[Tensor], in_stream: bool) -> Any:
+def start(
+    comm: Comm,
+    group: Any,
+    ranks: tuple[int, ...],
+    rank: int,
+    reads: list[Tensor],
+    writes: list[Tensor],
+    in_stream: bool,
+) -> Any:
     """Begin `comm` and return its work; `in_stream` runs it in the current CUDA stream instead of the backend's own."""
     if comm.op == "all_reduce":
         options: Any = AllreduceOptions()
@@ -81,7 +94,9 @@ def start(comm: Comm, group: Any, ranks: tuple[int, ...], rank: int, reads: list
         options = AllgatherOptions()
         options.asyncOp = not in_stream
         source = reads[0]
-        if source.data_ptr() == writes[0].data_ptr() and source.numel() == writes[0].numel():  # in place: this rank's share
+        if (
+            source.data_ptr() == writes[0].data_ptr() and source.numel() == writes[0].numel()
+        ):  # in place: this rank's share
             source = source.view(len(ranks), -1)[ranks.index(rank)]
         return group._allgather_base(writes[0], source, options)
     if comm.op == "reduce_scatter":

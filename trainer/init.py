@@ -1,8 +1,9 @@
 """Initial weights, the same under every layout: a pure function of (seed, parameter name, element of the full tensor).
 
-A full tensor is cut into blocks of whole rows; block i is drawn from a Philox generator keyed by (seed, name, i). A rank draws only the blocks
-its shard touches, one at a time. Rows of the vocabulary's padding are zero, so padding (which depends on the layout) changes nothing.
-Draws are fp32 and then converted, so that fp64, fp32 and bf16 runs of a seed start from the same point.
+A full tensor is cut into blocks of whole rows; block i is drawn from a Philox generator keyed by (seed, name, i). A
+rank draws only the blocks its shard touches, one at a time. Rows of the vocabulary's padding are zero, so padding
+(which depends on the layout) changes nothing. Draws are fp32 and then converted, so that fp64, fp32 and bf16 runs of a
+seed start from the same point.
 """
 
 from __future__ import annotations
@@ -31,18 +32,23 @@ def initialise(storage: Storage, context: RankContext) -> None:
         for rows, values in shard(param, context.model, context.run.train.seed, context.coords.tp):
             drawn = torch.from_numpy(values)
             weights[param.name][rows].copy_(drawn)
-            _fill_master(storage, param, rows.start * (param.local_numel // param.local_shape[0]), drawn, context.coords.dp)
+            _fill_master(
+                storage, param, rows.start * (param.local_numel // param.local_shape[0]), drawn, context.coords.dp
+            )
 
 
 def _fill_master(storage: Storage, param: Param, first: int, drawn: Tensor, dp: int) -> None:
-    """Copy fp32 values that start at element `first` of a parameter into this rank's share of a separate master copy."""
+    """Copy fp32 values that start at element `first` of a parameter into this rank's share of a separate master
+    copy."""
     bucket = storage.program.buckets[param.bucket]
     if bucket.master_buffer == bucket.weight_buffer:
         return
     share, begin = share_of(bucket, dp), param.offset + first
     low, high = max(begin, share.start), min(begin + drawn.numel(), share.stop)
     if low < high:
-        storage.tensor(bucket.master_buffer)[low - share.start : high - share.start].copy_(drawn.reshape(-1)[low - begin : high - begin])
+        storage.tensor(bucket.master_buffer)[low - share.start : high - share.start].copy_(
+            drawn.reshape(-1)[low - begin : high - begin]
+        )
 
 
 def shard(param: Param, model: Model, seed: int, tp: int) -> Iterator[tuple[slice, np.ndarray]]:

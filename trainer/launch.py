@@ -1,9 +1,11 @@
-"""Starts a training run on this machine through torchrun's own library, watches it, and says where a rank was when it died.
+"""Starts a training run on this machine through torchrun's own library, watches it, and says where a rank was when it
+died.
 
     launch(run, folder)        # blocks; returns when every rank has finished
 
-Ranks keep their place in 64-byte status files (`trainer.status`), so a rank that is killed still leaves its step and instruction behind.
-torchrun stops the other ranks when one fails; the message names the rank that failed first, and where every rank was.
+Ranks keep their place in 64-byte status files (`trainer.status`), so a rank that is killed still leaves its step and
+instruction behind. torchrun stops the other ranks when one fails; the message names the rank that failed first, and
+where every rank was.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ def under_torchrun() -> bool:
 def launch(run: Run, folder: Path) -> Path:
     """Train `run` with one process a rank on this machine; fills and returns `folder`.
 
-    Raises InputError before anything is started (data missing, plan not trainable), or RankFailed naming rank and instruction.
+    Raises InputError before anything is started (data missing, plan not trainable), or RankFailed naming rank and
+    instruction.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -48,9 +51,16 @@ def launch(run: Run, folder: Path) -> Path:
     prepare(run, folder)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what failed is said once, below
     config = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=run.plan.world, run_id=folder.name, rdzv_backend="c10d", rdzv_endpoint="localhost:0",
-        max_restarts=0, monitor_interval=0.2, shutdown_timeout=STOP_S,
-    )  # fmt: skip
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=run.plan.world,
+        run_id=folder.name,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        monitor_interval=0.2,
+        shutdown_timeout=STOP_S,
+    )
     environment = {"OMP_NUM_THREADS": str(run.cluster.threads_per_rank)} if run.cluster.device == "cpu" else {}
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
@@ -88,7 +98,10 @@ def _explained(run: Run, folder: Path, exits: dict[int, int]) -> WindtunnelError
         return InputError(wrong)
     first = _first(exits, said)
     places = [f"  {where(folder, rank, compile_run(run))}" for rank in range(run.plan.world)]
-    return RankFailed(f"rank {first} {_how(exits.get(first), said.get(first, ''))}; the job was stopped. When it ended:\n" + "\n".join(places))
+    return RankFailed(
+        f"rank {first} {_how(exits.get(first), said.get(first, ''))}; the job was stopped. When it ended:\n"
+        + "\n".join(places)
+    )
 
 
 def _first(exits: dict[int, int], said: dict[int, str]) -> int:
@@ -120,7 +133,13 @@ def where(folder: Path, rank: int, program: StepProgram) -> str:
     if step < 0:
         return f"rank {rank}: before its first step"
     names = {
-        placed.id: label(placed.instruction.phase, placed.instruction.kind, placed.micro, placed.instruction.unit, placed.instruction.piece)
+        placed.id: label(
+            placed.instruction.phase,
+            placed.instruction.kind,
+            placed.micro,
+            placed.instruction.unit,
+            placed.instruction.piece,
+        )
         for placed in expand(stage_of(program, rank))
     }
     host = names.get(ids.pop("compute", -1), "no instruction yet")

@@ -1,7 +1,8 @@
 """What a run writes about itself: `run.yaml` as resolved, `steps.jsonl` with one object a step, `log.txt` for people.
 
-Only rank 0 writes. Keys of a step: `step` (from 0), `loss`, `grad_norm` (before clipping), `lr`, `step_time_s`, `tokens_per_s`, `mfu` (null where
-no data sheet states the device's peak), `peak_allocated_gib` (this rank's), `recorded`.
+Only rank 0 writes. Keys of a step: `step` (from 0), `loss`, `grad_norm` (before clipping), `lr`, `step_time_s`,
+`tokens_per_s`, `mfu` (null where no data sheet states the device's peak), `peak_allocated_gib` (this rank's),
+`recorded`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class RunLog:
         self._text: TextIO = (folder / "log.txt").open("a")
         peak = run.cluster.peak_flops(run.plan.precision)
         self._peak = None if peak is None else peak * run.plan.world
-        self.say(f"{run.model.name}: {run.model.parameters():,} parameters, {run.plan.world} ranks, program {program_hash}")
+        self.say(
+            f"{run.model.name}: {run.model.parameters():,} parameters, {run.plan.world} ranks, program {program_hash}"
+        )
 
     def step(self, step: int, result: StepResult, peak_bytes: int, recorded: bool) -> dict[str, object]:
         """Write a step's line; returns what it says."""

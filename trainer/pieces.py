@@ -1,12 +1,13 @@
-"""The functions behind the pieces of `plan.pieces`: one for each (kind, piece), arguments and results in the order of its table.
+"""The functions behind the pieces of `plan.pieces`: one for each (kind, piece), arguments and results in the order of
+its table.
 
     @piece("F", "mlp.core")
     def mlp_core_forward(ctx, y, w_up, w_down): …; return z, u
 
-A function returns new tensors, contiguous and owning exactly their bytes, in the order of the instruction's writes; a tensor that is both read
-and written is updated in place and not returned. Optional arguments are absent, so functions of optional biases take `*rest`. No autograd: each
-backward is written out, in terms of the operators of `kernels.registry`. Attention is in `trainer.pieces_attention`, the two ends of the
-model in `trainer.pieces_ends`.
+A function returns new tensors, contiguous and owning exactly their bytes, in the order of the instruction's writes; a
+tensor that is both read and written is updated in place and not returned. Optional arguments are absent, so functions
+of optional biases take `*rest`. No autograd: each backward is written out, in terms of the operators of
+`kernels.registry`. Attention is in `trainer.pieces_attention`, the two ends of the model in `trainer.pieces_ends`.
 
 Legend: T tokens of a micro-batch, S rows of this rank's residual stream, h hidden, f feed-forward columns of this rank.
 """

@@ -1,7 +1,9 @@
-"""Attention's pieces: QKV product with rotary, the attention itself (fused, or scores–softmax–values), output product; whole or cut in three.
+"""Attention's pieces: QKV product with rotary, the attention itself (fused, or scores–softmax–values), output product;
+whole or cut in three.
 
-The fused tensor `qkv` (T, q + 2·kv) holds queries, keys and values side by side, rows in (position, sample) order; the attention reads strided
-views of it and never copies to split. Rotary turns queries and keys inside `qkv`, so what is saved is already turned.
+The fused tensor `qkv` (T, q + 2·kv) holds queries, keys and values side by side, rows in (position, sample) order; the
+attention reads strided views of it and never copies to split. Rotary turns queries and keys inside `qkv`, so what is
+saved is already turned.
 """
 
 from __future__ import annotations
@@ -126,7 +128,9 @@ def core_forward(ctx: PieceContext, y: Tensor, w_qkv: Tensor, *rest: Tensor) -> 
 
 
 @piece("I", "attn.core")
-def core_input_gradient(ctx: PieceContext, dz: Tensor, w_out: Tensor, w_qkv: Tensor, qkv: Tensor, o: Tensor, lse: Tensor) -> Results:
+def core_input_gradient(
+    ctx: PieceContext, dz: Tensor, w_out: Tensor, w_qkv: Tensor, qkv: Tensor, o: Tensor, lse: Tensor
+) -> Results:
     """→ dy (T, h), dqkv."""
     dqkv = _attend_backward(ctx, ctx.ops.gemm(dz, w_out, "nn"), qkv, o, lse)
     return _unproject(ctx, dqkv, w_qkv), dqkv

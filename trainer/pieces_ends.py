@@ -73,12 +73,15 @@ def logits_forward(ctx: PieceContext, y: Tensor, weight: Tensor) -> Results:
 
 @piece("F", "head.exp")
 def exp_forward(ctx: PieceContext, logits: Tensor, rowmax: Tensor, targets: Tensor) -> Results:
-    """→ sums (2, T): Σ exp(logit − maximum) over columns other than the target's; the target's logit, 0 where it is another rank's."""
+    """→ sums (2, T): Σ exp(logit − maximum) over columns other than the target's; the target's logit, 0 where it is
+    another rank's."""
     return (ctx.ops.ce_exp(logits, rowmax, targets, ctx.rank.vocab_first, ctx.rank.vocab_valid),)
 
 
 @piece("F", "head.loss")
-def loss_forward(ctx: PieceContext, logits: Tensor, rowmax: Tensor, sums: Tensor, targets: Tensor, loss: Tensor) -> Results:
+def loss_forward(
+    ctx: PieceContext, logits: Tensor, rowmax: Tensor, sums: Tensor, targets: Tensor, loss: Tensor
+) -> Results:
     """Logits become the gradient of the global mean loss; s:loss += this micro-batch's share of it."""
     rank = ctx.rank
     ctx.ops.ce_loss(logits, rowmax, sums, targets, loss, rank.vocab_first, rank.vocab_valid, rank.loss_scale)

@@ -1,4 +1,5 @@
-"""What happens once a step or once a micro-batch around the model: loading tokens, clearing gradients, norm, optimizer, reading the loss.
+"""What happens once a step or once a micro-batch around the model: loading tokens, clearing gradients, norm, optimizer,
+reading the loss.
 
 These are instructions like any other, registered under the same names as in the program (`plan.compile_step`).
 """
@@ -64,10 +65,19 @@ def optimizer_step(ctx: PieceContext, stats: Tensor, gradient: Tensor, master: T
     share = share_of(bucket, rank.coords.dp)
     weight = state[2][share] if len(state) > 2 else None
     ctx.ops.adamw(
-        master[share] if weight is None else master, gradient, exp_avg, exp_avg_sq,
-        clip_coefficient(stats[0], optimizer.clip_norm), weight, decayed(ctx, bucket, share),
-        lr=rank.state.lr, betas=optimizer.betas, eps=optimizer.eps, weight_decay=optimizer.weight_decay, step=rank.state.step + 1,
-    )  # fmt: skip
+        master[share] if weight is None else master,
+        gradient,
+        exp_avg,
+        exp_avg_sq,
+        clip_coefficient(stats[0], optimizer.clip_norm),
+        weight,
+        decayed(ctx, bucket, share),
+        lr=rank.state.lr,
+        betas=optimizer.betas,
+        eps=optimizer.eps,
+        weight_decay=optimizer.weight_decay,
+        step=rank.state.step + 1,
+    )
     return ()
 
 
@@ -81,7 +91,9 @@ def share_of(bucket: Bucket, dp: int) -> slice:
 def decayed(ctx: PieceContext, bucket: Bucket, share: slice) -> list[tuple[int, int]]:
     """Stretches of the share that weight decay applies to, neighbours merged (offsets within the share)."""
     stretches: list[tuple[int, int]] = []
-    for param in sorted((p for p in ctx.rank.program.params if p.bucket == bucket.index and p.decay), key=lambda p: p.offset):
+    for param in sorted(
+        (p for p in ctx.rank.program.params if p.bucket == bucket.index and p.decay), key=lambda p: p.offset
+    ):
         first = max(param.offset, share.start) - share.start
         last = min(param.offset + param.local_numel, share.stop) - share.start
         if first >= last:

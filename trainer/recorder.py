@@ -1,6 +1,7 @@
 """Turns the stamps of recorded steps into measured timelines, one file a step and rank.
 
-Stamps stay in memory until the run ends (or fails): writing a file between two steps would delay this rank, and every rank that waits for it.
+Stamps stay in memory until the run ends (or fails): writing a file between two steps would delay this rank, and every
+rank that waits for it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ class Recorder:
     def timeline(self, step: int, time_s: float, stamps: Mapping[int, Stamp]) -> Timeline:
         """One recorded step of this rank, on the first rank's clock."""
         rank, offset = self.executor.rank, self.clocks[self.executor.rank].offset_s
-        columns: dict[str, list[Any]] = {name: [] for name in ("phase", "kind", "micro", "unit", "piece", "stream", "bytes", "group", "channel", "seq")}
+        columns: dict[str, list[Any]] = {
+            name: []
+            for name in ("phase", "kind", "micro", "unit", "piece", "stream", "bytes", "group", "channel", "seq")
+        }
         for number in stamps:
             placed = self._placed[number]
             instruction, comm = placed.instruction, placed.instruction.comm

@@ -1,7 +1,9 @@
-"""One rank of a training run, as torchrun starts it: `python -m trainer.run RUN_FOLDER` (the launcher is `trainer.launch`).
+"""One rank of a training run, as torchrun starts it: `python -m trainer.run RUN_FOLDER` (the launcher is
+`trainer.launch`).
 
-Reads RUN_FOLDER/run.yaml, compiles the step program, makes sure that every rank compiled the same one, trains, and writes the folder: steps.jsonl
-and log.txt (rank 0), timeline/ (every rank). A rank that fails leaves RUN_FOLDER/status/rank-N.error with one sentence and exits.
+Reads RUN_FOLDER/run.yaml, compiles the step program, makes sure that every rank compiled the same one, trains, and
+writes the folder: steps.jsonl and log.txt (rank 0), timeline/ (every rank). A rank that fails leaves
+RUN_FOLDER/status/rank-N.error with one sentence and exits.
 """
 
 from __future__ import annotations
@@ -67,7 +69,8 @@ def _steps(run: Run, executor: Executor, recorder: Recorder, log: RunLog | None)
 
 
 def _progress(line: dict[str, object], steps: int, log: RunLog) -> None:
-    text = f"step {line['step']} of {steps}: loss {line['loss']:.4f}, norm {line['grad_norm']:.3f}, {line['step_time_s']:.4f} s"
+    text = f"step {line['step']} of {steps}: loss {line['loss']:.4f}, norm {line['grad_norm']:.3f}"
+    text += f", {line['step_time_s']:.4f} s"
     log.say(text)
     if sys.stderr.isatty():
         print(f"\r{text}   ", end="", file=sys.stderr, flush=True)
@@ -80,7 +83,10 @@ def _agree(program: StepProgram, run: Run, rank: int) -> None:
     dist.all_gather_object(found, mine)
     others = [r for r, theirs in enumerate(found) if theirs != found[0]]
     if others:
-        raise InputError(f"ranks {others} compiled another program or run than rank 0 ({found[0][0]}): give all ranks one run.yaml and one version")
+        raise InputError(
+            f"ranks {others} compiled another program or run than rank 0 ({found[0][0]}): "
+            "give all ranks one run.yaml and one version"
+        )
 
 
 def _device(run: Run) -> torch.device:
@@ -91,7 +97,10 @@ def _device(run: Run) -> torch.device:
         torch.set_num_threads(run.cluster.threads_per_rank)
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise InputError(f"the run's cluster {run.cluster.name} has CUDA devices and this machine has none that torch can use; set cluster: cpu")
+        raise InputError(
+            f"the run's cluster {run.cluster.name} has CUDA devices and this machine has none that torch can use; "
+            "set cluster: cpu"
+        )
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
     return device
@@ -112,9 +121,13 @@ def check_trainable(run: Run) -> None:
     """Raises InputError for what a run may ask and this trainer does not do."""
     problems = []
     if run.plan.implementation != "windtunnel":
-        problems.append(f"plan.implementation {run.plan.implementation} can be forecast; what trains is implementation: windtunnel")
+        problems.append(
+            f"plan.implementation {run.plan.implementation} can be forecast; what trains is implementation: windtunnel"
+        )
     if run.checkpoint.every:
-        problems.append(f"checkpoint.every {run.checkpoint.every}: checkpoints are not written yet; set checkpoint.every: 0")
+        problems.append(
+            f"checkpoint.every {run.checkpoint.every}: checkpoints are not written yet; set checkpoint.every: 0"
+        )
     if run.train.eval_every:
         problems.append(f"train.eval_every {run.train.eval_every}: evaluation is not run yet; set train.eval_every: 0")
     if run.model.positions == "alibi":
@@ -133,7 +146,10 @@ def main(folder: Path) -> int:
         run = load(folder / "run.yaml")
         check_trainable(run)
         if run.plan.world != world:
-            raise InputError(f"the plan needs {run.plan.world} ranks and torchrun started {world}; start as many, or change the plan's degrees")
+            raise InputError(
+                f"the plan needs {run.plan.world} ranks and torchrun started {world}; "
+                "start as many, or change the plan's degrees"
+            )
         dist.init_process_group("gloo", timeout=timedelta(seconds=JOIN_S))
         train(run, folder, rank)
     except InputError as error:

@@ -1,7 +1,8 @@
 """Where a rank is: 64 bytes of a memory-mapped file, eight numbers that another process can read at any moment.
 
-Word 0 is the step, word 1 the instruction the host issued last, the rest the instruction each communication stream began last (−1: none yet).
-Writing one costs a fraction of a microsecond, so it is done for every instruction; the launcher reads it when a rank dies or hangs.
+Word 0 is the step, word 1 the instruction the host issued last, the rest the instruction each communication stream
+began last (−1: none yet). Writing one costs a fraction of a microsecond, so it is done for every instruction; the
+launcher reads it when a rank dies or hangs.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Status:
 
 
 def read(path: Path) -> tuple[int, dict[str, int]]:
-    """(step, last instruction begun on each stream that has begun one) of a rank's status file; step −1 before the first."""
+    """(step, last instruction begun on each stream that has begun one) of a rank's status file; step −1 before the
+    first."""
     step, *ids = struct.unpack("<8q", path.read_bytes()[:BYTES])
     return step, {name: i for name, i in zip(STREAMS, ids, strict=True) if i >= 0}

@@ -1,9 +1,11 @@
-"""The tensors of one rank: a table of places, some held for the whole run, some filled and emptied as instructions pass.
+"""The tensors of one rank: a table of places, some held for the whole run, some filled and emptied as instructions
+pass.
 
-Places 0 … n − 1 are the rank-wide buffers of the program (flat weights, gradients, optimizer state, statistics, fixed slots, and the views into
-them that parameters are). Every local buffer of every call has a place of its own after them: a tenant of a fixed slot or a view is bound
-once, an allocated one is empty until the instruction that writes it and empty again after the one that frees it. On a CPU the table counts
-the bytes alive, which is what `peak_allocated_gib` reports there.
+Places 0 … n − 1 are the rank-wide buffers of the program (flat weights, gradients, optimizer state, statistics, fixed
+slots, and the views into them that parameters are). Every local buffer of every call has a place of its own after them:
+a tenant of a fixed slot or a view is bound once, an allocated one is empty until the instruction that writes it and
+empty again after the one that frees it. On a CPU the table counts the bytes alive, which is what `peak_allocated_gib`
+reports there.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ Tensor = torch.Tensor
 
 
 class Storage:
-    """Builds the table of a rank program on a device. Raises KeyError when a block touches a buffer behind an unbound port."""
+    """Builds the table of a rank program on a device. Raises KeyError when a block touches a buffer behind an unbound
+    port."""
 
     def __init__(self, program: RankProgram, device: torch.device) -> None:
         self.program, self.device = program, device

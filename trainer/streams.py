@@ -1,10 +1,11 @@
 """Streams of one rank: where compiled instructions run, in host issue order, with the waits the program declares.
 
-An `Op` is an instruction made ready: a function without arguments, its stream, and its waits as (stream, ordinal) pairs. Stream order is the
-subsequence of host order, so "instruction 7 of the tp stream has finished" is all a wait needs to know. Two implementations:
+An `Op` is an instruction made ready: a function without arguments, its stream, and its waits as (stream, ordinal)
+pairs. Stream order is the subsequence of host order, so "instruction 7 of the tp stream has finished" is all a wait
+needs to know. Two implementations:
 
-* `CpuStreams` (here): compute runs on the host thread as it is issued; each communication stream is a thread of its own that runs its blocking
-  collectives in order.
+* `CpuStreams` (here): compute runs on the host thread as it is issued; each communication stream is a thread of its own
+  that runs its blocking collectives in order.
 * `trainer.streams_cuda.CudaStreams`: one CUDA stream each, events for waits.
 
 Every wait is bounded and, when it runs out, says who waited for what and how far each stream had come.
@@ -32,7 +33,8 @@ class StreamError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """An instruction made ready to run. `ordinal` counts on its stream; `waited` says whether another stream waits for it."""
+    """An instruction made ready to run. `ordinal` counts on its stream; `waited` says whether another stream waits for
+    it."""
 
     id: int
     stream: str
@@ -128,7 +130,9 @@ class _Thread:
 class CpuStreams:
     """Compute on the host thread, communication streams on threads."""
 
-    def __init__(self, rank: int, names: list[str], status: Status, wait_s: float, thread_context: ThreadContext = nullcontext) -> None:
+    def __init__(
+        self, rank: int, names: list[str], status: Status, wait_s: float, thread_context: ThreadContext = nullcontext
+    ) -> None:
         self.rank, self.status, self.wait_s, self.thread_context = rank, status, wait_s, thread_context
         self.error: BaseException | None = None
         self.recording = False
@@ -156,7 +160,8 @@ class CpuStreams:
             self.stamps[op.id] = Stamp(issued, ready, ready, time.perf_counter())
 
     def wait_for(self, op: Op) -> None:
-        """Until everything `op` waits for has finished. What runs on `compute` had finished before later instructions were issued."""
+        """Until everything `op` waits for has finished. What runs on `compute` had finished before later instructions
+        were issued."""
         for stream, ordinal in op.waits:
             if stream != "compute":
                 self._threads[stream].wait(ordinal, op.label)
@@ -181,8 +186,12 @@ class CpuStreams:
         """The error of a wait that cannot end."""
         if self.error is not None:
             raise StreamError(f"rank {self.rank}: {self._failed} failed: {self.error}") from self.error
-        at = "; ".join(f"{t.name} finished {t.done}, last began {t.current or 'nothing'}" for t in self._threads.values())
-        raise StreamError(f"rank {self.rank}: {who} waited {self.wait_s:g} s for instruction {ordinal} of stream {stream} ({at})")
+        at = "; ".join(
+            f"{t.name} finished {t.done}, last began {t.current or 'nothing'}" for t in self._threads.values()
+        )
+        raise StreamError(
+            f"rank {self.rank}: {who} waited {self.wait_s:g} s for instruction {ordinal} of stream {stream} ({at})"
+        )
 
     def close(self) -> None:
         for thread in self._threads.values():

@@ -1,10 +1,11 @@
 """CUDA streams of one rank: one `torch.cuda.Stream` for each stream of the program, events for waits.
 
-Every instruction is issued by the host thread in host order, inside its stream; collectives are asked to run in the current stream
-(`asyncOp` off), so that events around them bracket them. An event is recorded only after an instruction that another stream waits for (or, in a
-recorded step, around every one). Buffers belong to the compute stream's allocator; the program frees one only where the compute stream is
-already ordered after every use, so no `record_stream` is needed. Nothing here synchronises the device: the host waits for one event, at the
-instruction marked `host_sync`, and at the end of a recorded step.
+Every instruction is issued by the host thread in host order, inside its stream; collectives are asked to run in the
+current stream (`asyncOp` off), so that events around them bracket them. An event is recorded only after an instruction
+that another stream waits for (or, in a recorded step, around every one). Buffers belong to the compute stream's
+allocator; the program frees one only where the compute stream is already ordered after every use, so no `record_stream`
+is needed. Nothing here synchronises the device: the host waits for one event, at the instruction marked `host_sync`,
+and at the end of a recorded step.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class CudaStreams:
             self._origin = self._anchor()
 
     def _anchor(self) -> tuple[float, torch.cuda.Event]:
-        """(host time, event) of the same moment, taken while the device is idle: event times become host times by it."""
+        """(host time, event) of the same moment, taken while the device is idle: event times become host times by
+        it."""
         event = torch.cuda.Event(enable_timing=True)
         stream = self._streams["compute"]
         stream.synchronize()
@@ -91,7 +93,8 @@ class CudaStreams:
                 self._wait(end, "the recorded step")
 
     def finish(self) -> dict[int, Stamp]:
-        """Stamps on the host clock. On a device an instruction is ready when its stream reaches it, which is when it starts."""
+        """Stamps on the host clock. On a device an instruction is ready when its stream reaches it, which is when it
+        starts."""
         if not self.recording or self._origin is None:
             return {}
         zero, anchor = self._origin

@@ -1,4 +1,5 @@
-"""Every operator of the cost table has a function and inputs of the shapes a call names; each backward agrees with autograd."""
+"""Every operator of the cost table has a function and inputs of the shapes a call names; each backward agrees with
+autograd."""
 
 import pytest
 import torch
@@ -11,10 +12,22 @@ CALLS = [
     *(KernelCall("gemm", (6, 8, 4), "fp32", v) for v in ("nt", "nn", "tn", "tn+acc32", "nt+bias")),
     *(KernelCall("bmm", (2, 6, 8, 4), "fp32", v) for v in ("nt", "nn", "tn")),
     *(KernelCall(f"attention_{way}", (2, 4, 2, 8, 8), "fp32", "flash") for way in ("forward", "backward")),
-    *(KernelCall(f"softmax_{way}", (16, 8), "fp32", v) for way in ("forward", "backward") for v in ("causal", "causal+dropout")),
-    *(KernelCall(f"{n}_{w}", (6, 8), "fp32") for n in ("rmsnorm", "layernorm", "swiglu", "gelu") for w in ("forward", "backward")),
+    *(
+        KernelCall(f"softmax_{way}", (16, 8), "fp32", v)
+        for way in ("forward", "backward")
+        for v in ("causal", "causal+dropout")
+    ),
+    *(
+        KernelCall(f"{n}_{w}", (6, 8), "fp32")
+        for n in ("rmsnorm", "layernorm", "swiglu", "gelu")
+        for w in ("forward", "backward")
+    ),
     *(KernelCall(f"rope_{way}", (6, 3, 8), "fp32") for way in ("forward", "backward")),
-    *(KernelCall(n, (6, 8), "fp32", v) for n in ("add", "add_backward") for v in ("", "bias", "dropout", "bias+dropout")),
+    *(
+        KernelCall(n, (6, 8), "fp32", v)
+        for n in ("add", "add_backward")
+        for v in ("", "bias", "dropout", "bias+dropout")
+    ),
     KernelCall("bias_grad", (6, 8), "fp32"),
     *(KernelCall(f"embedding_{way}", (6, 8, 10), "fp32") for way in ("forward", "backward")),
     *(KernelCall(f"position_{way}", (6, 8), "fp32") for way in ("forward", "backward")),
@@ -134,7 +147,8 @@ FUSED = (
 
 @pytest.mark.parametrize("name", FUSED)
 def test_a_fused_kernel_has_the_signature_and_the_results_of_its_reference(name: str) -> None:
-    """On a CPU the fused entry runs its own reference, so this holds arguments, results and what is updated in place."""
+    """On a CPU the fused entry runs its own reference, so this holds arguments, results and what is updated in
+    place."""
     from kernels.registry_triton import FUSED as adapters
 
     call = next(c for c in CALLS if c.op == name)

@@ -1,7 +1,9 @@
-"""A single-process trainer by plain autograd: the reference every parallel layout is held to. It shares no parallel code with the trainer.
+"""A single-process trainer by plain autograd: the reference every parallel layout is held to. It shares no parallel
+code with the trainer.
 
-Tensors are (batch, sequence, hidden), the whole global batch is one forward pass, the loss is one mean, AdamW and its clipping are written out.
-From the project it takes only what defines a run: the model's numbers, the text, the initial weights, and the hash behind a dropout mask.
+Tensors are (batch, sequence, hidden), the whole global batch is one forward pass, the loss is one mean, AdamW and its
+clipping are written out. From the project it takes only what defines a run: the model's numbers, the text, the initial
+weights, and the hash behind a dropout mask.
 """
 
 import math

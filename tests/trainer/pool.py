@@ -2,7 +2,8 @@
 
     pool.run(function, *arguments)     # function(rank, *arguments) on all four; the results in rank order
 
-Functions and arguments must be picklable. A worker that raises fails the call with its traceback; one that does not answer fails it by name.
+Functions and arguments must be picklable. A worker that raises fails the call with its traceback; one that does not
+answer fails it by name.
 """
 
 import multiprocessing as mp
@@ -44,13 +45,16 @@ class Pool:
         self._pipes, self._processes = [], []
         for rank in range(WORKERS):
             mine, theirs = context.Pipe()
-            process = context.Process(target=_worker, args=(rank, str(Path(self._folder.name) / "store"), theirs), daemon=True)
+            process = context.Process(
+                target=_worker, args=(rank, str(Path(self._folder.name) / "store"), theirs), daemon=True
+            )
             process.start()
             self._pipes.append(mine)
             self._processes.append(process)
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Results of `function(rank, *arguments)` on every worker (a function for fewer ranks returns None on the rest)."""
+        """Results of `function(rank, *arguments)` on every worker (a function for fewer ranks returns None on the
+        rest)."""
         for pipe in self._pipes:
             pipe.send((function, arguments))
         deadline, answers = time.monotonic() + ANSWER_S, []

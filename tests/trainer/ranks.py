@@ -1,4 +1,5 @@
-"""What a test runs on each rank, and how the ranks' shares become full tensors again (written apart from the trainer's own slicing)."""
+"""What a test runs on each rank, and how the ranks' shares become full tensors again (written apart from the trainer's
+own slicing)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,18 +18,43 @@ Tensor = torch.Tensor
 _communicators = Communicators("gloo", 30.0)
 
 LLAMA: dict[str, Any] = {
-    "layers": 4, "hidden": 32, "heads": 4, "kv_heads": 2, "head_dim": 8, "ffn": 48, "vocab": 260, "seq_length": 16, "vocab_multiple": 8,
-    "activation": "swiglu", "norm": "rmsnorm", "positions": "rotary", "tied_embeddings": False, "bias": False, "init_std": 0.1,
-}  # fmt: skip
+    "layers": 4,
+    "hidden": 32,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 8,
+    "ffn": 48,
+    "vocab": 260,
+    "seq_length": 16,
+    "vocab_multiple": 8,
+    "activation": "swiglu",
+    "norm": "rmsnorm",
+    "positions": "rotary",
+    "tied_embeddings": False,
+    "bias": False,
+    "init_std": 0.1,
+}
 GPT: dict[str, Any] = {
-    "layers": 4, "hidden": 32, "heads": 4, "ffn": 64, "vocab": 260, "seq_length": 16, "vocab_multiple": 8, "activation": "gelu",
-    "norm": "layernorm", "positions": "learned", "tied_embeddings": True, "bias": True, "init_std": 0.1,
-}  # fmt: skip
+    "layers": 4,
+    "hidden": 32,
+    "heads": 4,
+    "ffn": 64,
+    "vocab": 260,
+    "seq_length": 16,
+    "vocab_multiple": 8,
+    "activation": "gelu",
+    "norm": "layernorm",
+    "positions": "learned",
+    "tied_embeddings": True,
+    "bias": True,
+    "init_std": 0.1,
+}
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank reports after training: losses, gradient norms, its parameters with their places, bytes left alive."""
+    """What one rank reports after training: losses, gradient norms, its parameters with their places, bytes left
+    alive."""
 
     tp: int
     losses: list[float]
@@ -47,7 +73,8 @@ def make_run(model: dict[str, Any], plan: dict[str, Any], **sections: Any) -> Ru
 
 
 def make_executor(rank: int, run: Run, program: StepProgram | None = None, **options: Any) -> Executor | None:
-    """An executor on this rank of the pool; None on a worker the run has no rank for (which takes part in making groups)."""
+    """An executor on this rank of the pool; None on a worker the run has no rank for (which takes part in making
+    groups)."""
     program = compile_run(run) if program is None else program
     communicators = _communicators.join(program, rank)
     if rank >= run.plan.world:
@@ -66,16 +93,22 @@ def train(rank: int, run: Run, steps: int) -> Share | None:
     leaked = executor.storage.live_bytes - executor.storage.resident_bytes
     executor.close()
     tp = executor.context.coords.tp
-    return Share(tp, [r.loss for r in results], [r.grad_norm for r in results], parameters, leaked, executor.storage.allocated())
+    return Share(
+        tp, [r.loss for r in results], [r.grad_norm for r in results], parameters, leaked, executor.storage.allocated()
+    )
 
 
 def initial_weights(run: Run) -> dict[str, Tensor]:
     """Full initial weights, vocabulary unpadded, from a one-rank program of the same model."""
-    single = load({"model": run.to_dict()["model"], "cluster": "cpu", "plan": {"precision": run.plan.precision, "zero_stage": 0}})
+    single = load(
+        {"model": run.to_dict()["model"], "cluster": "cpu", "plan": {"precision": run.plan.precision, "zero_stage": 0}}
+    )
     dtype = torch.float64 if run.plan.precision == "fp64" else torch.float32
     weights = {}
     for param in compile_run(single).classes[0].params:
-        full = torch.cat([torch.from_numpy(values) for _, values in shard(param, run.model, run.train.seed, 0)]).to(dtype)
+        full = torch.cat([torch.from_numpy(values) for _, values in shard(param, run.model, run.train.seed, 0)]).to(
+            dtype
+        )
         weights[param.name] = _unpadded(param.name, full, run)
     return weights
 

@@ -1,4 +1,5 @@
-"""What a rank does is what its program says: every collective, every product, every byte it keeps, and nothing besides."""
+"""What a rank does is what its program says: every collective, every product, every byte it keeps, and nothing
+besides."""
 
 from typing import Any
 
@@ -25,7 +26,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("model", [LLAMA, GPT], ids=["llama", "gpt"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_step_does_exactly_what_its_program_says(pool: Pool, layout: str, model: dict[str, Any], precision: str) -> None:
+def test_a_step_does_exactly_what_its_program_says(
+    pool: Pool, layout: str, model: dict[str, Any], precision: str
+) -> None:
     if precision == "bf16" and layout not in ("tp2-sp", "zero1-dp2-pp2"):
         pytest.skip("the other layouts differ from fp32 in the element size alone")
     run = make_run(model, LAYOUTS[layout] | {"precision": precision})
@@ -40,7 +43,8 @@ def test_a_step_does_exactly_what_its_program_says(pool: Pool, layout: str, mode
 
 
 def _hold_communications(observed: Observed, groups: dict[str, tuple[str, str]], program: RankProgram) -> None:
-    """Per communicator and direction: the same (instruction, op, bytes, dtype), in order, and none outside an instruction."""
+    """Per communicator and direction: the same (instruction, op, bytes, dtype), in order, and none outside an
+    instruction."""
     done: dict[tuple[str, ...], list[tuple[Any, ...]]] = {}
     for c in observed.communications:
         assert c.instruction is not None, f"{c} happened outside every instruction"

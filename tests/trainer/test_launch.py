@@ -115,7 +115,11 @@ def _pid_of_rank(rank: int, folder: Path) -> int:
     for process in Path("/proc").iterdir():
         try:
             command = (process / "cmdline").read_bytes().decode()
-            if str(folder) in command and "trainer.run" in command and f"\0RANK={rank}\0" in "\0" + (process / "environ").read_bytes().decode():
+            if (
+                str(folder) in command
+                and "trainer.run" in command
+                and f"\0RANK={rank}\0" in "\0" + (process / "environ").read_bytes().decode()
+            ):
                 return int(process.name)
         except (OSError, ValueError):
             continue

@@ -1,7 +1,8 @@
-"""The parity ladder: every layout trains exactly as one process with plain autograd does, in fp64 to 1e-9 and in fp32 to 1e-5.
+"""The parity ladder: every layout trains exactly as one process with plain autograd does, in fp64 to 1e-9 and in fp32
+to 1e-5.
 
-The key part of a QKV bias is left out of the parameter comparison: its true gradient is 0 (a constant added to every key moves no softmax), so
-AdamW turns its rounding noise into steps of full size, in any implementation.
+The key part of a QKV bias is left out of the parameter comparison: its true gradient is 0 (a constant added to every
+key moves no softmax), so AdamW turns its rounding noise into steps of full size, in any implementation.
 """
 
 from functools import cache
@@ -63,7 +64,9 @@ def _hold(pool: Pool, model: str, plan: dict[str, Any], extra: str = "") -> None
         _hold_parameters(run, assemble(shares, run), weights, tolerance)
 
 
-def _hold_parameters(run: Run, trained: dict[str, torch.Tensor], weights: dict[str, torch.Tensor], tolerance: float) -> None:
+def _hold_parameters(
+    run: Run, trained: dict[str, torch.Tensor], weights: dict[str, torch.Tensor], tolerance: float
+) -> None:
     copies = {"head.weight"} if run.model.tied_embeddings else set()
     assert set(trained) - copies == set(weights)
     for name in copies & set(trained):

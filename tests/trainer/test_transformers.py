@@ -1,4 +1,5 @@
-"""An oracle from outside: logits, loss and gradients of the Llama and GPT-2 layouts equal transformers' own models on copied weights."""
+"""An oracle from outside: logits, loss and gradients of the Llama and GPT-2 layouts equal transformers' own models on
+copied weights."""
 
 from typing import Any
 
@@ -55,7 +56,9 @@ def _hold(run: Run, theirs: torch.nn.Module, pairs: dict[str, tuple[list[str], b
     for name, (targets, transposed) in pairs.items():
         want = torch.cat([named[t].grad.t() if transposed else named[t].grad for t in targets])
         got = _cut(name, gradients[name], vocab)
-        assert torch.allclose(got, want, atol=tolerance * float(want.abs().max()) + 1e-7 * (tolerance > 1e-6), rtol=tolerance), name
+        assert torch.allclose(
+            got, want, atol=tolerance * float(want.abs().max()) + 1e-7 * (tolerance > 1e-6), rtol=tolerance
+        ), name
 
 
 def _cut(name: str, tensor: Tensor, vocab: int) -> Tensor:
@@ -67,7 +70,8 @@ def _rows(tensor: Tensor, transposed: bool) -> int:
 
 
 def _run(model: dict[str, Any], precision: str) -> Run:
-    """One micro-batch, so that its logits are the whole batch's; no clipping, which would scale the gradients in place."""
+    """One micro-batch, so that its logits are the whole batch's; no clipping, which would scale the gradients in
+    place."""
     raw = make_run(model, {"precision": precision, "micro_batch_size": 4, "global_batch_size": 4}).to_dict()
     from plan.run import load
 
@@ -88,13 +92,25 @@ def test_llama_equals_transformers(scaling: str | None) -> None:
     run = _run(LLAMA | {"rope": rope}, "fp32")
     m = run.model
     config = LlamaConfig(
-        vocab_size=m.vocab, hidden_size=m.hidden, intermediate_size=m.ffn, num_hidden_layers=m.layers, num_attention_heads=m.heads,
-        num_key_value_heads=m.kv_heads, head_dim=m.head_dim, rms_norm_eps=m.norm_eps, max_position_embeddings=m.seq_length,
-        rope_parameters=theirs, tie_word_embeddings=False, attn_implementation="eager",
-    )  # fmt: skip
+        vocab_size=m.vocab,
+        hidden_size=m.hidden,
+        intermediate_size=m.ffn,
+        num_hidden_layers=m.layers,
+        num_attention_heads=m.heads,
+        num_key_value_heads=m.kv_heads,
+        head_dim=m.head_dim,
+        rms_norm_eps=m.norm_eps,
+        max_position_embeddings=m.seq_length,
+        rope_parameters=theirs,
+        tie_word_embeddings=False,
+        attn_implementation="eager",
+    )
     model = LlamaForCausalLM(config)
-    pairs = {"embed.tokens.weight": (["model.embed_tokens.weight"], False), "head.weight": (["lm_head.weight"], False),
-             "head.norm.weight": (["model.norm.weight"], False)}  # fmt: skip
+    pairs = {
+        "embed.tokens.weight": (["model.embed_tokens.weight"], False),
+        "head.weight": (["lm_head.weight"], False),
+        "head.norm.weight": (["model.norm.weight"], False),
+    }
     for i in range(m.layers):
         ours, base = f"layers.{i}", f"model.layers.{i}"
         pairs |= {
@@ -115,17 +131,35 @@ def test_gpt2_equals_transformers(precision: str) -> None:
     run = _run(GPT, precision)
     m = run.model
     config = GPT2Config(
-        vocab_size=m.vocab, n_positions=m.max_positions, n_embd=m.hidden, n_layer=m.layers, n_head=m.heads, n_inner=m.ffn,
-        layer_norm_epsilon=m.norm_eps, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="eager",
-    )  # fmt: skip
+        vocab_size=m.vocab,
+        n_positions=m.max_positions,
+        n_embd=m.hidden,
+        n_layer=m.layers,
+        n_head=m.heads,
+        n_inner=m.ffn,
+        layer_norm_epsilon=m.norm_eps,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        attn_implementation="eager",
+    )
     model = GPT2LMHeadModel(config).to(torch.float64 if precision == "fp64" else torch.float32)
-    pairs = {"embed.tokens.weight": (["transformer.wte.weight"], False), "embed.positions.weight": (["transformer.wpe.weight"], False)}
+    pairs = {
+        "embed.tokens.weight": (["transformer.wte.weight"], False),
+        "embed.positions.weight": (["transformer.wpe.weight"], False),
+    }
     for name, base in (("head.norm", "transformer.ln_f"),):
         pairs |= {f"{name}.{k}": ([f"{base}.{k}"], False) for k in ("weight", "bias")}
     for i in range(m.layers):
         ours, base = f"layers.{i}", f"transformer.h.{i}"
-        places = {"attn.norm": "ln_1", "attn.qkv": "attn.c_attn", "attn.out": "attn.c_proj", "mlp.norm": "ln_2", "mlp.up": "mlp.c_fc",
-                  "mlp.down": "mlp.c_proj"}  # fmt: skip
+        places = {
+            "attn.norm": "ln_1",
+            "attn.qkv": "attn.c_attn",
+            "attn.out": "attn.c_proj",
+            "mlp.norm": "ln_2",
+            "mlp.up": "mlp.c_fc",
+            "mlp.down": "mlp.c_proj",
+        }
         for mine, place in places.items():
             pairs[f"{ours}.{mine}.weight"] = ([f"{base}.{place}.weight"], not mine.endswith("norm"))
             pairs[f"{ours}.{mine}.bias"] = ([f"{base}.{place}.bias"], False)

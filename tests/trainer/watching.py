@@ -1,4 +1,5 @@
-"""Watches a step from below: every c10d call and every product of every thread, and which instruction it happened in."""
+"""Watches a step from below: every c10d call and every product of every thread, and which instruction it happened
+in."""
 
 import threading
 from collections.abc import Callable
@@ -27,7 +28,8 @@ PRODUCTS = {"mm": 0, "addmm": 1, "addmm_": 1, "bmm": 0}
 
 @dataclass(frozen=True)
 class Communication:
-    """A c10d call: in which instruction (None: outside), on which group, what, and how many bytes of the full tensor."""
+    """A c10d call: in which instruction (None: outside), on which group, what, and how many bytes of the full
+    tensor."""
 
     instruction: int | None
     group: str
@@ -117,7 +119,10 @@ def _check_results(executor: Executor, placed: Placed, wrong: list[str]) -> None
         owned = ref < 0 or spec.slot is not None or tensor.untyped_storage().nbytes() == spec.bytes
         if not (same and owned and tensor.is_contiguous()):
             made = f"{tuple(tensor.shape)} {tensor.dtype} in {tensor.untyped_storage().nbytes()} bytes"
-            wrong.append(f"{placed.instruction.piece} {spec.what}: declared {spec.shape} {spec.dtype} {spec.bytes} bytes, made {made}")
+            wrong.append(
+                f"{placed.instruction.piece} {spec.what}: "
+                f"declared {spec.shape} {spec.dtype} {spec.bytes} bytes, made {made}"
+            )
 
 
 def observe(rank: int, run: Run) -> tuple[Observed, dict[str, tuple[str, str]]] | None:
