@@ -174,7 +174,7 @@ def load_profile(name: str | Path, threads: int | None = None) -> Profile:
 
     `threads`: threads per rank of a CPU profile (the smallest measured count by default). Raises InputError.
     """
-    path = _path_of(str(name))
+    path = profile_path(str(name))
     file = schema.check(parse_yaml(text_of(path), str(path)), str(name))
     counts = tables.thread_counts(file)
     profile = _build(file, counts[0])
@@ -212,7 +212,7 @@ def cpu_profile_path() -> Path:
     return cache_folder() / f"cpu-{machine_key()}.yaml"
 
 
-def _path_of(name: str) -> Path:
+def profile_path(name: str) -> Path:
     if name == "cpu":
         path = cpu_profile_path()
         if not path.exists():

@@ -60,8 +60,8 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature("plan.precision", lambda run: run.plan.precision, ("fp64", "fp32", "bf16", "fp16"), "precision: bf16"),
     Feature("plan.gradient_dtype", lambda run: run.plan.gradient_dtype, ("fp32", "fp64"), "gradient_dtype: fp32"),
-    Feature("plan.attention", lambda run: run.plan.attention, ("unfused", "flash"), "attention: flash"),
-    Feature("plan.kernels", lambda run: run.plan.kernels, ("eager", "compiled"), "kernels: compiled"),
+    Feature("plan.attention", lambda run: run.plan.attention, ("unfused", "flash", "cudnn"), "attention: flash"),
+    Feature("plan.kernels", lambda run: run.plan.kernels, ("eager", "compiled", "triton"), "kernels: compiled"),
     Feature(
         "plan.offload.optimizer", lambda run: run.plan.offload.optimizer, ("none",), "zero_stage: 1 without offload"
     ),

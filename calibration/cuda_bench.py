@@ -1,0 +1,136 @@
+"""Times one GPU's kernels through the registry, with the implementation a run would use, and what issuing them costs
+the host.
+
+Device time is measured between events behind a cold L2 and a head start for the host (`kernels.timing`), so that a slow
+Python path is not charged to a kernel; the host's share is measured apart and priced apart.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from calibration.microbench import KernelPoint
+from calibration.timing import Timed
+from kernels import registry, timing
+from plan.errors import InputError
+from plan.program import KernelCall
+
+ANY_THREADS = 0
+PINNED_BYTES = (1 << 20, 64 << 20, 512 << 20)
+
+
+def require_gpu() -> torch.device:
+    """The GPU to measure. Raises InputError where there is none."""
+    if not torch.cuda.is_available():
+        raise InputError(
+            "no GPU is visible to torch; `windtunnel calibrate` measures the CPU, `doctor` says what is here"
+        )
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def measure(
+    calls: Iterable[KernelCall], kernels: str, budget_ms: float = 25.0, progress: Callable[[], None] = lambda: None
+) -> Iterator[KernelPoint]:
+    """Device time of each call under `kernels` (eager, compiled or triton). A call that does not fit is left out."""
+    device = require_gpu()
+    torch._dynamo.config.recompile_limit = 256  # one compilation a shape; the default falls back to eager after eight
+    ops = registry.bind(kernels, "cuda")
+    for call in calls:
+        try:
+            yield KernelPoint(call, ANY_THREADS, _timed(call, ops, device, budget_ms))
+        except torch.cuda.OutOfMemoryError:
+            torch.cuda.empty_cache()
+        progress()
+
+
+def _timed(call: KernelCall, ops: SimpleNamespace, device: torch.device, budget_ms: float) -> Timed:
+    generator = torch.Generator(device).manual_seed(0)
+    inputs = registry.OPERATIONS[call.op].make_inputs(call, device, generator)
+    with torch.no_grad():
+        found = timing.kernel_ms(lambda: registry.run_call(call, inputs, ops), budget_ms=budget_ms)
+    spread = (found.p80_ms - found.p20_ms) / 2 / found.p50_ms
+    return Timed(found.p50_ms * 1e-3, spread, 7, 7, found.p50_ms * 1e-3)
+
+
+def host_costs(kernels: str) -> tuple[float, float]:
+    """(base, per kernel): host seconds to issue an instruction without kernels, and each kernel of its body.
+
+    The base is what the executor does around a body: stream context, waits, an event, the buffer table. The kernel's
+    share is the median over a product, a compiled or eager pointwise region and attention, on tensors too small to keep
+    the device busy.
+    """
+    device = require_gpu()
+    ops = registry.bind(kernels, "cuda")
+    calls = (
+        KernelCall("gemm", (256, 256, 256), "bf16", "nt"),
+        KernelCall("gemm", (256, 256, 256), "bf16", "tn+acc32"),
+        KernelCall("swiglu_forward", (256, 256), "bf16"),
+        KernelCall("rmsnorm_forward", (256, 256), "bf16"),
+        KernelCall("attention_forward", (1, 4, 4, 256, 64), "bf16", "flash"),
+    )
+    each = []
+    with torch.no_grad():
+        for call in calls:
+            inputs = registry.OPERATIONS[call.op].make_inputs(call, device, None)
+            each.append(timing.host_us(lambda c=call, i=inputs: registry.run_call(c, i, ops)) * 1e-6)  # type: ignore[misc]
+    return _issue_s(device), sorted(each)[len(each) // 2]
+
+
+def _issue_s(device: torch.device, instructions: int = 2000) -> float:
+    streams = [torch.cuda.Stream(device) for _ in range(2)]  # type: ignore[no-untyped-call]
+    events = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
+    table: dict[int, Any] = dict.fromkeys(range(16))
+    for event in events:
+        event.record(streams[0])
+    begin = time.perf_counter()
+    for index in range(instructions):
+        stream = streams[0]
+        if index % 4 == 0:
+            stream.wait_event(events[1])
+        with torch.cuda.stream(stream):
+            arguments = [table[k] for k in range(5)]
+            table[index % 16] = arguments[0]
+        if index % 3 == 0:
+            events[0].record(stream)
+    torch.cuda.synchronize(device)
+    return (time.perf_counter() - begin) / instructions
+
+
+def copies() -> list[tuple[str, float, float]]:
+    """(kind, launch seconds, bytes/s) of pinned copies to and from the device: a line through two sizes."""
+    device = require_gpu()
+    found = []
+    for kind in ("h2d", "d2h"):
+        times = []
+        for size in PINNED_BYTES:
+            host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            here = torch.empty(size, dtype=torch.uint8, device=device)
+            target, source = (here, host) if kind == "h2d" else (host, here)
+            times.append(timing.kernel_ms(lambda t=target, s=source: t.copy_(s, non_blocking=True)).p50_ms * 1e-3)  # type: ignore[misc]
+        rate = (PINNED_BYTES[-1] - PINNED_BYTES[0]) / (times[-1] - times[0])
+        found.append((kind, max(0.0, times[0] - PINNED_BYTES[0] / rate), rate))
+    return found
+
+
+def context_bytes() -> int:
+    """Device memory in use that the caching allocator does not hold: context, libraries' handles, compiled code."""
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return int(total - free - torch.cuda.memory_reserved())
+
+
+def machine_probe() -> dict[str, float]:
+    """Seconds of an 8192-cubed bf16 product, of copying 2 GiB, and of launching one tiny kernel."""
+    device = require_gpu()
+    a = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
+    tiny = torch.zeros(1, device=device)
+    return {
+        "gemm_s": timing.kernel_ms(lambda: torch.mm(a, a), budget_ms=200.0).p50_ms * 1e-3,
+        "copy_s": 2 * 2**29 * 4 / (timing.copy_tb_s() * 1e12),
+        "launch_s": timing.host_us(lambda: tiny.add_(1.0)) * 1e-6,
+    }
