@@ -301,7 +301,7 @@ def summarise(
     if late is not None:
         raise Broken("memory", f"{what} is freed while it may still be used", (late, free))
     solo = all(order.streams[a.local] == COMPUTE for a in accesses)
-    ends = tuple(readers.items())
+    ends = tuple(sorted(readers.items()))
     return Use(tuple(accesses), tuple(first_reads.values()), first_write, writer, ends, free, tenant, solo)
 
 

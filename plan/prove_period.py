@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
 
 from plan.program import RankProgram
 
@@ -17,6 +20,7 @@ Pattern = tuple[
     int, tuple[int, ...], tuple[int, ...]
 ]  # shape; for each in-port, which of the calls it looks at, and its out-port
 Letter = tuple[int, tuple[int | None, ...]]  # pattern; how far back each call it looks at is (None: bound to nothing)
+_UNBOUND = np.iinfo(np.int32).min
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +51,39 @@ class Run:
 
 def text_of(program: RankProgram, shape_of: Sequence[int]) -> Text:
     """Every call's letter; `shape_of[block]` numbers the block's shape."""
+    known: dict[tuple[int, bytes], int] = {}
     patterns: dict[Pattern, int] = {}
-    alphabet: dict[Letter, int] = {}
+    alphabet: list[Letter] = []
     letters = []
-    for here, call in enumerate(program.calls):
-        bounds, outs = zip(*call.bindings, strict=True) if call.bindings else ((), ())
-        number = {bound: k for k, bound in enumerate(dict.fromkeys(bounds))}
-        shape = shape_of[call.block]
-        pattern = patterns.setdefault((shape, tuple(map(number.__getitem__, bounds)), outs), len(patterns))
-        back = tuple([here - bound if bound >= 0 else None for bound in number])
-        letters.append(alphabet.setdefault((pattern, back), len(alphabet)))
-    return Text(letters, list(alphabet), list(patterns))
+    data, ends = _relative(program)
+    start = 0
+    for here, (call, end) in enumerate(zip(program.calls, ends, strict=True)):
+        key = (shape_of[call.block], data[start:end])
+        start = end
+        letter = known.setdefault(key, len(alphabet))
+        if letter == len(alphabet):
+            pattern, back = _letter(key[0], here, call.bindings)
+            alphabet.append((patterns.setdefault(pattern, len(patterns)), back))
+        letters.append(letter)
+    return Text(letters, alphabet, list(patterns))
+
+
+def _relative(program: RankProgram) -> tuple[bytes, list[int]]:
+    """All bindings as (calls back, out-port) in one string of bytes, and where each call's end: 200,000 of them, so
+    numpy.
+    """
+    counts = np.fromiter((len(call.bindings) for call in program.calls), dtype=np.int64, count=len(program.calls))
+    pairs = chain.from_iterable(call.bindings for call in program.calls)
+    flat = np.fromiter(chain.from_iterable(pairs), dtype=np.int32, count=2 * int(counts.sum())).reshape(-1, 2)
+    here = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    flat[:, 0] = np.where(flat[:, 0] >= 0, here - flat[:, 0], _UNBOUND)
+    return flat.tobytes(), (np.cumsum(counts) * flat.itemsize * 2).tolist()
+
+
+def _letter(shape: int, here: int, bindings: tuple[tuple[int, int], ...]) -> tuple[Pattern, tuple[int | None, ...]]:
+    number = {bound: k for k, bound in enumerate(dict.fromkeys(bound for bound, _ in bindings))}
+    pattern = (shape, tuple(number[bound] for bound, _ in bindings), tuple(out for _, out in bindings))
+    return pattern, tuple(here - bound if bound >= 0 else None for bound in number)
 
 
 def find_run(program: RankProgram, text: Text, slots: Sequence[tuple[str, ...]]) -> Run | None:

@@ -71,7 +71,9 @@ class Step:
 
     def after(self, point: Point, local: int) -> bool:
         """Whether an access of an earlier call is finished when an instruction starts."""
-        return self.order.local[local][point[0]] > 0 or self.known(local)[point[0]] >= point[1]
+        stream, position = point
+        order = self.order
+        return order.streams[local] == stream or order.local[local][stream] > 0 or self.known(local)[stream] >= position
 
     # --- allocator buffers
 
@@ -271,12 +273,15 @@ class Step:
 
 def follow(last: Last, use: Use, order: Order, base: Sequence[int], call: int) -> Last:
     """A storage's last accesses after a use in `call`, whose streams had `base` instructions before it."""
-    reads = [(s, base[s] + order.position[local]) for s, local in use.last_reads]
+    position = order.position
+    reads = tuple([(stream, base[stream] + position[local]) for stream, local in use.last_reads])
     if use.last_write >= 0:
         stream = order.streams[use.last_write]
         tenant = (call, use.tenant) if use.tenant >= 0 else last.tenant
-        return Last((stream, base[stream] + order.position[use.last_write]), tuple(sorted(reads)), tenant, call)
-    return Last(last.writer, tuple(sorted((dict(last.reads) | dict(reads)).items())), last.tenant, call)
+        return Last((stream, base[stream] + position[use.last_write]), reads, tenant, call)
+    if last.reads:
+        reads = tuple(sorted((dict(last.reads) | dict(reads)).items()))
+    return Last(last.writer, reads, last.tenant, call)
 
 
 def _first(use: Use) -> int:
