@@ -8,7 +8,7 @@ profile must come from one.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from calibration.collectives import Geometry
 from calibration.profile import Profile
@@ -23,8 +23,7 @@ STREAM_INDEX = {name: index for index, name in enumerate(STREAMS)}
 COMPUTE_STREAM = STREAM_INDEX["compute"]
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """A priced instruction. `channel` is (communicator name, channel) when partners of other colours must come, else
     None.
 
@@ -47,13 +46,11 @@ class Row:
 class Pricer:
     """Prices one colour's instructions from a profile."""
 
-    def __init__(
-        self, profile: Profile, colour: Colour, pipelined: bool, prices: dict[KernelCall, float] | None = None
-    ) -> None:
+    def __init__(self, profile: Profile, colour: Colour, pipelined: bool, kernels: dict[KernelCall, float]) -> None:
         self.profile = profile
         self.colour = colour
         self.pipelined = pipelined
-        self.kernels = {} if prices is None else prices
+        self.kernels = kernels  # prices found so far, by whichever colour
 
     def block(self, block: Block) -> tuple[Row, ...]:
         """Every instruction of a block, priced."""

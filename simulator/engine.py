@@ -11,6 +11,7 @@ host, issuing takes a core, and everything active on a node shares its cores.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from plan.errors import WindtunnelError
 from plan.program import STREAMS, RankProgram
@@ -27,6 +28,14 @@ from simulator.sharing import Activity, Contention, Device, Node, Site, Window, 
 HOST_MILLICORES = millicores(1)  # an issuing thread runs on one core
 
 
+@dataclass(slots=True)
+class Lane:
+    """A rank's side of a channel: how often it has issued on it."""
+
+    channel: Channel
+    issued: int = 0
+
+
 class RankFlight:
     """One flown rank: its host, its streams' tails, its clockwork of calls for a number of periods."""
 
@@ -34,14 +43,13 @@ class RankFlight:
         "account",
         "boundary",
         "call",
-        "channels",
-        "counts",
         "cuts",
         "device",
         "engine",
         "front",
         "handles",
         "host",
+        "lanes",
         "many",
         "marks",
         "name",
@@ -72,8 +80,7 @@ class RankFlight:
         self.boundary = boundary
         self.device = device
         self.many = many
-        self.channels: dict[tuple[object, str], Channel] = {}
-        self.counts: dict[tuple[object, str], int] = {}
+        self.lanes: dict[tuple[object, str], Lane] = {}
         self.tails: list[Source | None] = [None] * len(STREAMS)
         self.handles: list[list[Op | Merged]] = []
         self.host = self.call = self.segment = self.front = self.periods = 0
@@ -133,17 +140,17 @@ class RankFlight:
 
     def _issue(self, segment: Segment) -> bool:
         """Issue a segment; True when the host must wait."""
-        if self.engine.synchronous:
-            return self._issue_synchronous(segment.rows[0])
         if segment.merge is not None:
             self._merged(segment)
             return False
+        if self.engine.synchronous:
+            return self._issue_synchronous(segment.rows[0])
         row = segment.rows[0]
         self.host += row.issue_ps
         op = self._single(row)
         if not row.sync:
             return False
-        op.waiters.append(self)
+        op.call_back(0, self)
         return True
 
     def _issue_synchronous(self, row: Row) -> bool:
@@ -163,21 +170,22 @@ class RankFlight:
         op = self._single(row)
         if row.stream != COMPUTE_STREAM and not row.sync:
             return False
-        op.waiters.append(self)
+        op.call_back(0, self)
         return True
 
     def _single(self, row: Row) -> Op:
-        sources = [] if (tail := self.tails[row.stream]) is None else [tail]
+        tail = self.tails[row.stream]
+        sources = [] if tail is None else [tail]
         for wait in row.waits:
-            source = self._source(wait)
-            if source is not None:
-                sources.append(source)
+            if (source := self._source(wait)) is not None:
+                sources.append(source)  # noqa: PERF401
         op = Op(self, row, self.call, self.host, sources)
         self.tails[row.stream] = (op, 0)
         self.node_ops.append(op)
         if row.channel is not None:
-            op.seq = self.counts.get(row.channel, 0)
-            self.counts[row.channel] = op.seq + 1
+            lane = self.lanes[row.channel]
+            op.channel, op.seq = lane.channel, lane.issued
+            lane.issued += 1
         if not op.pending:
             op.begin()
         return op

@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from calibration.profile import Profile
-from plan.program import Block, RankProgram, StepProgram
+from plan.program import Block, KernelCall, RankProgram, StepProgram
 from plan.run import Run
 from plan.timeline import Timeline
 from simulator.breakdown import CLASSES, fractions
 from simulator.clock import picoseconds, seconds
 from simulator.coarsen import Cut, cut, fine_calls, waited_ports
 from simulator.costs import Pricer
-from simulator.engine import Engine, RankFlight
+from simulator.engine import Engine, Lane, RankFlight
 from simulator.fold import Colour, fold
 from simulator.interval import Interval, interval
 from simulator.memory import StageMemory, fly_memory
@@ -140,7 +140,7 @@ def _rank(engine: Engine, program: StepProgram, colour: Colour, plans: _Cutter) 
         members = len(set(meeting.members))
         if members > 1:
             for name in plans.channel_names(stage):
-                rank.channels[meeting.name, name] = engine.channel((meeting.name, name), members)
+                rank.lanes[meeting.name, name] = Lane(engine.channel((meeting.name, name), members))
     return rank
 
 
@@ -169,6 +169,7 @@ class _Cutter:
         self.coarse = coarse
         self.pipelined = program.degrees.get("pp", 1) > 1
         self.punctual = False  # whether some single slows compute and may follow from a transfer (see `segments`)
+        self._kernels: dict[KernelCall, float] = {}
         self._names: dict[int, tuple[str, ...]] = {}
 
     def channel_names(self, stage: RankProgram) -> tuple[str, ...]:
@@ -183,7 +184,7 @@ class _Cutter:
         """The cut of each call of a colour's program. The block that closes the period stays uncut, so that its STEP is
         seen."""
         stage = self._stage(colour)
-        pricer = Pricer(self.profile, colour, self.pipelined)
+        pricer = Pricer(self.profile, colour, self.pipelined, self._kernels)
         rows = [pricer.block(block) for block in stage.blocks]
         closing = stage.calls[boundary[0]].block
         merge = [self.coarse and index != closing for index in range(len(stage.blocks))]

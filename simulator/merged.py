@@ -161,7 +161,7 @@ class Merge:
             starts[index] = time
             if row.stream == COMPUTE_STREAM:
                 around = [window for window in around if window[1] > time]
-                ends[index] = slowed_end(time, row.work_ps, around) if around else time + row.work_ps
+                ends[index] = slowed_end(time, row.work_ps, around)
                 continue
             ends[index] = time + row.work_ps
             factor = self.contention.compute[row.stream]

@@ -2,7 +2,7 @@
 
 A *source* is (node, output): the node before on the same stream, or one that is waited for. A node whose sources have
 all ended begins at the latest of their ends and its own issue. A communication with other colours then arrives on its
-`Channel`; when the last member has arrived, all of them move together (`Transfer`).
+`Channel`; when the last member has arrived, all of them move together (`launch`).
 """
 
 from __future__ import annotations
@@ -48,51 +48,42 @@ class Channel:
         waiting.append(op)
         if len(waiting) == self.expected:
             del self.open[op.seq]
-            Transfer(waiting, max([member.start for member in waiting])).launch()
+            launch(waiting, max([member.start for member in waiting]))
 
 
-class Transfer:
-    """What moves once all members of a communication (or the only one) are ready at `last`."""
+def launch(members: list[Op], last: int) -> None:
+    """All members of a communication (or the only one) move together from `last` on: schedule their end, or where work
+    shares a device an activity."""
+    work, engine = 0, members[0].rank.engine
+    for member in members:
+        member.last = last
+        if member.row.work_ps > work:
+            work = member.row.work_ps
+    if not engine.shared:
+        end = last + work
+        if engine.windowed and work:
+            for member in members:
+                member.rank.open_window(member.row.stream, last, end)
+        engine.clock.at(end, _ended, (members, end))
+    elif last > engine.clock.now:
+        engine.clock.at(last, lambda _: _begin_activity(members, work))
+    else:
+        _begin_activity(members, work)
 
-    __slots__ = ("last", "members")
 
-    def __init__(self, members: list[Op], last: int) -> None:
-        self.members = members
-        self.last = last
+def _begin_activity(members: list[Op], work: int) -> None:
+    clock = members[0].rank.engine.clock
+    sites = tuple(member.rank.site(member.row) for member in members)
+    Activity(clock, sites, work, lambda: _finish(members, clock.now)).begin()
 
-    def launch(self) -> None:
-        """Schedule the end; where work shares a device, start an activity at `last`."""
-        work, engine = 0, self.members[0].rank.engine
-        for member in self.members:
-            member.last = self.last
-            if member.row.work_ps > work:
-                work = member.row.work_ps
-        if not engine.shared:
-            end = self.last + work
-            if engine.windowed and work:
-                for member in self.members:
-                    member.rank.open_window(member.row.stream, self.last, end)
-            engine.clock.at(end, self._ended, end)
-        elif self.last > engine.clock.now:
-            engine.clock.at(self.last, self._begin, work)
-        else:
-            self._activity(work)
 
-    def _begin(self, event: object) -> None:
-        self._activity(event.value)  # type: ignore[attr-defined]
+def _ended(event: object) -> None:
+    _finish(*event.value)  # type: ignore[attr-defined]
 
-    def _activity(self, work: int) -> None:
-        sites = tuple(member.rank.site(member.row) for member in self.members)
-        Activity(self.members[0].rank.engine.clock, sites, work, self._finished).begin()
 
-    def _finished(self) -> None:
-        now = self.members[0].rank.engine.clock.now
-        for member in self.members:
-            member.finish(now)
-
-    def _ended(self, event: object) -> None:
-        for member in self.members:
-            member.finish(event.value)  # type: ignore[attr-defined]
+def _finish(members: list[Op], end: int) -> None:
+    for member in members:
+        member.finish(end)
 
 
 class Op:
@@ -101,6 +92,7 @@ class Op:
     __slots__ = (
         "before",
         "call",
+        "channel",
         "issued",
         "last",
         "outs",
@@ -120,9 +112,10 @@ class Op:
         self.call = call
         self.issued = issued
         self.sources: Sequence[Source] = sources
-        self.waiters: list[Waiter] = []
+        self.waiters: list[Waiter] | None = None
         self.outs: list[int | None] = [None]
         self.pending = 0
+        self.channel: Channel | None = None
         self.seq = -1
         self.start = self.last = FLOOR
         self.version = 0
@@ -134,7 +127,10 @@ class Op:
 
     def call_back(self, _: int, waiter: Waiter) -> None:
         """Notify `waiter` at the end."""
-        self.waiters.append(waiter)
+        if self.waiters is None:
+            self.waiters = [waiter]
+        else:
+            self.waiters.append(waiter)
 
     def notify(self) -> None:
         """A source has ended."""
@@ -162,11 +158,10 @@ class Op:
                 rank.account[HOST] += rank.engine.wake_ps
         elif cause is not None and latest > self.rank.front:  # no gap reaches further back than the front
             self.before = cause.trail(output)
-        channel = self.row.channel
-        if channel is not None:
-            self.rank.channels[channel].arrive(self)
+        if self.channel is not None:
+            self.channel.arrive(self)
         elif self.rank.engine.shared or self.row.stream != COMPUTE_STREAM:
-            Transfer([self], latest).launch()
+            launch([self], latest)
         else:
             self.last = latest
             self.rank.running = self
@@ -175,11 +170,7 @@ class Op:
 
     def revise(self) -> None:
         """Find the end of compute among the windows known now, and schedule it."""
-        end = (
-            slowed_end(self.start, self.row.work_ps, self.rank.windows)
-            if self.rank.windows
-            else self.start + self.row.work_ps
-        )
+        end = slowed_end(self.start, self.row.work_ps, self.rank.windows)
         self.version += 1
         self.rank.until = end
         self.rank.engine.clock.at(end, self._ended, (self.version, end))
@@ -199,9 +190,11 @@ class Op:
             rank.running = None
             if rank.boundary == (self.call, self.row.local):
                 rank.mark(end)
-        waiters, self.waiters = self.waiters, []
-        for waiter in waiters:
-            waiter.notify()
+        waiters = self.waiters
+        if waiters is not None:
+            self.waiters = None
+            for waiter in waiters:
+                waiter.notify()
 
     def trail(self, _: int) -> Trail | None:
         """What a gap that ends with this instruction's end is charged to."""

@@ -70,6 +70,8 @@ Window = tuple[int, int, float]  # from, until, slow-down of compute
 def slowed_end(start: int, work: int, windows: Sequence[Window]) -> int:
     """When `work` picoseconds begun at `start` end, if it is slowed inside windows (by the largest factor where they
     overlap)."""
+    if not windows:
+        return start + work
     cuts = sorted({edge for begin, end, _ in windows for edge in (begin, end) if edge > start})
     time, left = start, float(work)
     for cut in cuts:
