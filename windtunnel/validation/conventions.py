@@ -28,7 +28,7 @@ GPT: Mapping[str, Any] = {
 }
 BLOOM: Mapping[str, Any] = {**GPT, "positions": "alibi", "embedding_norm": True}
 LLAMA: Mapping[str, Any] = {"activation": "swiglu", "norm": "rmsnorm", "positions": "rotary", "bias": False}
-MPT: Mapping[str, Any] = {**GPT, "positions": "alibi", "bias": False}
+MPT: Mapping[str, Any] = {**GPT, "positions": "alibi", "bias": False, "dropout": 0.0, "attention_dropout": 0.0}
 
 MEGATRON: Mapping[str, Any] = {"implementation": "megatron", "attention": "unfused"}
 FSDP: Mapping[str, Any] = {"implementation": "torch-fsdp", "attention": "flash"}
@@ -60,8 +60,8 @@ class Convention:
 
 
 NANOTRON = (
-    "AWS p5 presumed. Our own trainer's program stands for nanotron's (1F1B, flash attention, fp32 accumulation), which "
-    "runs unfused and eager; stages are balanced by the weights of matrix products, as it does."
+    "AWS p5 presumed. Our own trainer's program stands for nanotron's (1F1B, flash attention, fp32 accumulation), "
+    "which runs unfused and eager; stages are balanced by the weights of matrix products, as it does."
 )
 _NANOTRON: dict[str, Any] = {
     "family": LLAMA,

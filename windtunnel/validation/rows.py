@@ -98,7 +98,7 @@ def _loaded(raw: Mapping[str, Any]) -> Run:
         features = [problem.partition(" is not yet forecast")[0].removeprefix("plan.") for problem in error.problems]
         raise _Unscored(f"not yet forecast: {', '.join(features)}") from None
     except InputError as error:
-        raise _Unscored(f"no legal plan: {error.problems[0]}") from None
+        raise _Unscored(f"no legal plan: {error.problems[0].partition(';')[0]}") from None
 
 
 class _Reader:

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from reports.tables import gib, percent, render, seconds, spaced, table
 from windtunnel.validation.score import Errors, RowScore, Scoreboard, SourceScore
 
-COLUMNS = ("source", "scored", "mean |e|", "median |e|", "bias", "worst", "rank r", "inside", "mem |e|", "mem bias")
-TITLE = "Forecast against published measurements; e = (forecast − measured) / measured"
+COLUMNS = ("source", "rows", "|e|", "median", "bias", "worst", "rank", "inside", "mem |e|", "bias")
+TITLE = (
+    "Forecast against published measurements: step time and memory, e = (forecast − measured) / measured; "
+    "rows scored of rows in all; inside: measured within the stated interval"
+)
 
 
 def text(board: Scoreboard, width: int = 100, worst: int = 10, rows: bool = False) -> str:
@@ -31,8 +34,8 @@ def text(board: Scoreboard, width: int = 100, worst: int = 10, rows: bool = Fals
 def _lines(source: SourceScore) -> list[Sequence[str]]:
     lines = [_line(source.source, f"{source.scored}/{source.rows}", source.step_time, source.memory)]
     if source.step_time_ordinary is not None and source.step_time is not None:
-        fewer = source.step_time.rows - source.step_time_ordinary.rows
-        lines.append(_line(f"  without {fewer} anomalous", "", source.step_time_ordinary, None))
+        ordinary = f"{source.step_time_ordinary.rows}/{source.rows}"
+        lines.append(_line("  ordinary", ordinary, source.step_time_ordinary, None))
     return lines
 
 

@@ -1,0 +1,248 @@
+"""The scoreboard: rows become the runs they mean or say why not, and forecasts stay near what was measured."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import spearmanr
+
+from calibration.profile import load_profile
+from plan.compile import compile_run
+from plan.errors import InputError
+from plan.run import load
+from simulator.flight import fly
+from windtunnel.validation import published
+from windtunnel.validation.conventions import CONVENTIONS, convention
+from windtunnel.validation.flying import Flyer, shorter
+from windtunnel.validation.published import Published
+from windtunnel.validation.rows import convert, run_dict, units_by_cost
+from windtunnel.validation.score import errors, rank_correlation, scoreboard
+from windtunnel.validation.table import text
+
+Call = Callable[..., Any]
+ROWS = published.read()
+SMALL = ("mlm-sc21-t1-1.7B", "korthikanti-t5-22B-full", "vtrain-multi-3.6b-g64-tp2-dp32-pp1-mb8")
+
+
+def row(name: str, **changes: str) -> Published:
+    """A published row with cells changed; an empty text takes the cell away."""
+    (found,) = published.named(ROWS, [name])
+    cells = {**found.cells, **changes}
+    return Published({key: value for key, value in cells.items() if value})
+
+
+def test_every_row_is_a_run_or_says_why_not() -> None:
+    cases = [convert(r) for r in ROWS]
+    assert all((case.run is None) != (case.reason == "") for case in cases)
+    assert all(case.step_time_s or case.memory_bytes for case in cases if case.run is not None)
+    assert {case.source for case in cases} == {known.name for known in CONVENTIONS}
+    assert sum(case.run is not None for case in cases) > 250
+
+
+def test_a_row_becomes_the_run_it_describes() -> None:
+    run = load(run_dict(row("vtrain-multi-18.4b-g256-tp4-dp32-pp2-mb8")))
+    model, plan, cluster = run.model, run.plan, run.cluster
+    assert (model.layers, model.hidden, model.heads, model.ffn, model.seq_length) == (40, 6144, 48, 24576, 2048)
+    assert (plan.tensor_parallel, plan.pipeline_parallel, plan.data_parallel) == (4, 2, 32)
+    assert (plan.micro_batch_size, plan.global_batch_size, plan.microbatches) == (8, 1024, 4)
+    assert (plan.implementation, plan.attention, plan.recompute, plan.zero_stage) == ("megatron", "unfused", "full", 0)
+    assert (cluster.gpus, cluster.gpus_per_node, cluster.nics.count, cluster.nics.bandwidth_gb_s) == (256, 8, 4, 25)
+    assert model.parameters() == pytest.approx(18.4e9, rel=0.01)
+
+
+def test_what_a_source_leaves_out_is_presumed_and_said() -> None:
+    case = convert(row("vtrain-multi-3.6b-g64-tp1-dp64-pp1-mb8"))
+    assert case.run is not None
+    assert case.run.model.vocab == 50257
+    assert case.run.plan.precision == "fp16"
+    assert len(case.presumed) == 3
+    assert any(note.startswith("vocab 50257:") for note in case.presumed)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"zero_stage_or_sharding": "FSDP2 (ZeRO-3)"}, "not yet forecast: zero_stage 3"),
+        ({"zero_stage_or_sharding": "HSDP (shard inside a node)"}, "sharding 'HSDP (shard inside a node)'"),
+        ({"precision": "fp8"}, "not yet forecast: precision fp8"),
+        ({"precision": "int4"}, "precision 'int4' cannot be expressed"),
+        ({"cp": "2", "dp": "16"}, "not yet forecast: context_parallel 2"),
+        ({"schedule": "ZB-1p", "pp": "2", "dp": "16"}, "not yet forecast: schedule zb-h1"),
+        ({"recompute": "every 2nd layer"}, "recompute 'every 2nd layer' cannot be expressed"),
+        ({"hidden": "", "micro_batch": ""}, "not published: hidden, micro_batch"),
+        ({"step_time_s": "", "step_time_s_derived": ""}, "neither step time nor memory published"),
+        ({"set": "dev-feasibility"}, "the run failed: only its outcome is known"),
+        ({"gpu": "TPUv4"}, "no node type for the GPU 'TPUv4'"),
+        ({"tp": "5"}, "no legal plan: world size"),
+        ({"global_batch": "511"}, "no legal plan: batch: 511"),
+        ({"layers": "many"}, "layers 'many' is not a number"),
+        ({"file": "elsewhere"}, "no convention describes its source"),
+    ],
+)
+def test_a_row_that_cannot_be_scored_says_why(changes: dict[str, str], reason: str) -> None:
+    case = convert(row("vtrain-multi-3.6b-g64-tp2-dp32-pp1-mb8", **changes))
+    assert case.run is None
+    assert case.reason.startswith(reason)
+
+
+def test_memory_above_the_card_was_computed_not_measured() -> None:
+    case = convert(row("korthikanti-f1-mem-22B-none"))
+    assert "computed by the source" in case.reason
+
+
+def test_tied_embeddings_follow_from_the_printed_parameters() -> None:
+    small, large = (
+        convert(row(f"nanotron-{size}"))
+        for size in ("1.34B-n8-dp8-tp1-pp1-z0-mb1-ga32", "8.86B-n8-dp4-tp2-pp1-z1-mb1-ga64")
+    )
+    assert small.run is not None
+    assert large.run is not None
+    assert (small.run.model.tied_embeddings, large.run.model.tied_embeddings) == (True, False)
+    assert large.run.model.parameters() == pytest.approx(8.86e9, rel=0.01)
+
+
+def test_stages_balanced_by_cost() -> None:
+    # 16 layers of one unit of work, a head of four, an embedding that costs nothing
+    assert units_by_cost([0, *[1.0] * 16, 4.0], 4) == [7, 5, 5, 1]
+    assert units_by_cost([0, *[1.0] * 16, 4.0], 2) == [12, 6]
+    assert units_by_cost([0, *[1.0] * 16, 4.0], 8)[-1] == 0
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=40), st.integers(1, 8))
+def test_every_unit_is_on_one_stage(costs: list[float], stages: int) -> None:
+    counts = units_by_cost(costs, stages)
+    assert (len(counts), sum(counts)) == (stages, len(costs))
+
+
+def test_errors_in_numbers() -> None:
+    found = errors(["a", "b", "c", "d"], [1.1, 0.8, 3.0, 4.4], [1.0, 1.0, 3.0, 4.0], 0.5)
+    assert found is not None
+    assert found.mean_absolute == pytest.approx(0.1)
+    assert found.median_absolute == pytest.approx(0.1)
+    assert found.bias == pytest.approx(0.0)
+    assert (found.worst_row, found.rows, found.inside_interval) == ("b", 4, 0.5)
+    assert found.worst == pytest.approx(-0.2)
+    assert errors([], [], [], None) is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=3, max_size=30))
+def test_rank_correlation_is_spearmans(pairs: list[tuple[int, int]]) -> None:
+    a, b = [float(x) for x, _ in pairs], [float(y) for _, y in pairs]
+    ours = rank_correlation(a, b)
+    if len(set(a)) == 1 or len(set(b)) == 1:
+        assert ours is None
+    else:
+        assert ours == pytest.approx(spearmanr(a, b).statistic)
+
+
+@pytest.mark.parametrize(
+    "name", ["nanotron-1.34B-n8-dp4-tp2-pp1-z1-mb1-ga64", "nanotron-1.34B-n8-dp4-tp1-pp2-z1-mb1-ga64"]
+)
+def test_a_long_step_extended_is_the_step_flown_whole(name: str) -> None:
+    run = convert(row(name)).run
+    assert run is not None
+    assert shorter(run) is not None
+    found = Flyer().fly(run)
+    whole = fly(compile_run(run), run, load_profile("h100"))
+    assert found.extended
+    assert found.step_time_s == pytest.approx(whole.step_time_s, rel=1e-6)
+    assert found.memory_bytes["allocated"] == max(stage.peak_allocated_bytes for stage in whole.memory)
+
+
+def test_interleaved_steps_are_shortened_by_whole_groups() -> None:
+    run = convert(row("korthikanti-t5-175B-full")).run
+    assert run is not None
+    short = shorter(run)
+    assert short is not None
+    assert all(part.plan.microbatches % run.plan.microbatch_group == 0 for part in short)
+    assert convert(row("mlm-sc21-t1-1.7B")).run is not None
+    assert shorter(load(run_dict(row("mlm-sc21-t1-1.7B")))) is None
+
+
+def test_three_rows_are_forecast_near_their_measurements(wt: Call) -> None:
+    called = wt("validate", *(part for name in SMALL for part in ("--row", name)), "--json")
+    assert called.code == 0
+    board = called.json
+    assert [r["id"] for r in board["rows"]] == list(SMALL)
+    assert all(abs(r["step_time_error"]) < 0.12 for r in board["rows"])
+    assert all(profile["calibrated_on"] == [] for profile in board["profiles"])
+    assert {source["source"]: source["scored"] for source in board["sources"]} == {
+        "sc21": 1,
+        "korthikanti": 1,
+        "vtrain": 1,
+    }
+
+
+def test_the_board_as_text_accounts_for_every_row() -> None:
+    chosen = (*published.named(ROWS, SMALL[:1]), row("mlm-2020-a100-1B"), row("vtrain-multi-3.6b-g64-tp8-dp8-pp1-mb64"))
+    board = scoreboard(chosen)
+    page = text(board)
+    assert "not published: micro_batch, recompute" in page
+    assert "(anomalous)" in page
+    vtrain = next(source for source in board.sources if source.source == "vtrain")
+    assert vtrain.step_time is not None
+    assert vtrain.step_time_ordinary is None  # nothing ordinary is left of one anomalous row
+    assert sum(source.scored + sum(why.rows for why in source.unscored) for source in board.sources) == len(chosen)
+
+
+def test_rows_a_profile_was_fitted_on_are_not_scored() -> None:
+    profile = load_profile("a100-80gb")
+    source = next(iter(profile.file.sources))
+    fitted = profile.file.sources[source].model_copy(update={"rows": [SMALL[0]]})
+    profile = replace(
+        profile, file=profile.file.model_copy(update={"sources": {**profile.file.sources, source: fitted}})
+    )
+    board = scoreboard(published.named(ROWS, SMALL[:2]), Flyer(profile))
+    assert [r.id for r in board.rows] == [SMALL[1]]
+    assert board.profiles[0].calibrated_on == (SMALL[0],)
+    assert board.sources[0].unscored[0].reason == "calibration data of the profile"
+
+
+def test_errors_follow_the_profile() -> None:
+    run = convert(row(SMALL[1])).run
+    assert run is not None
+    once, thrice = (Flyer(load_profile("a100-80gb").scaled(factor)).fly(run) for factor in (1.0, 3.0))
+    assert thrice.step_time_s == pytest.approx(3 * once.step_time_s, rel=1e-6)
+    assert thrice.memory_bytes == once.memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--source", "vtrian", "vtrain"),
+        ("--row", "mlm-sc21-t1-1.7C", "mlm-sc21-t1-1.7B"),
+        ("--profile", "a100-80g", "a100-80gb"),
+    ],
+)
+def test_unknown_names_end_in_exit_2_with_the_nearest(option: str, value: str, said: str, wt: Call) -> None:
+    called = wt("validate", option, value, *(() if option != "--profile" else ("--row", SMALL[0])))
+    assert called.code == 2
+    assert said in called.err
+
+
+def test_a_file_that_is_no_table_of_runs(tmp_path: Path) -> None:
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "bytes.csv").write_bytes(bytes(range(256)))
+    with pytest.raises(InputError, match="lacks the columns"):
+        published.read(tmp_path / "other.csv")
+    for name in ("bytes.csv", "absent.csv"):
+        with pytest.raises(InputError, match="cannot be read"):
+            published.read(tmp_path / name)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("source", "mean", "worst"), [("sc21", 0.08, 0.10), ("korthikanti", 0.05, 0.08), ("vtrain", 0.07, 0.25)]
+)
+def test_sources_stay_within_what_has_been_reached(source: str, mean: float, worst: float) -> None:
+    board = scoreboard([r for r in ROWS if (known := convention(r)) is not None and known.name == source])
+    (score,) = board.sources
+    ordinary = score.step_time_ordinary or score.step_time
+    assert ordinary is not None
+    assert ordinary.mean_absolute < mean
+    assert abs(ordinary.worst) < worst
