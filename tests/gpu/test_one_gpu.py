@@ -1,0 +1,120 @@
+"""The executor on one GPU: losses of the CPU reference, no synchronisation inside a step, every instruction recorded.
+
+python -m pytest tests/gpu -m gpu
+"""
+
+from __future__ import annotations
+
+import statistics
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from plan.compile import compile_run
+from plan.program import expand
+from plan.run import Run, load
+from trainer.data import open_data
+from trainer.executor import Executor
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+MODEL: dict[str, Any] = {
+    "layers": 4, "hidden": 256, "heads": 4, "kv_heads": 2, "ffn": 704, "vocab": 256, "seq_length": 256,
+    "vocab_multiple": 64, "activation": "swiglu", "norm": "rmsnorm", "positions": "rotary", "tied_embeddings": False,
+    "bias": False,
+}  # fmt: skip
+GPT = MODEL | {"activation": "gelu", "norm": "layernorm", "positions": "learned", "bias": True, "kv_heads": 4}
+STEPS = 20
+
+
+def tiny(model: dict[str, Any], device: str, **plan: Any) -> Run:
+    cluster: Any = "cpu" if device == "cpu" else {"preset": "dgx-h200", "gpus": 1}
+    base = {"micro_batch_size": 4, "global_batch_size": 8, "zero_stage": 0, **plan}
+    schedule = {"kind": "cosine", "warmup_steps": 5, "decay_steps": 100, "min_lr": 1e-4}
+    return load({"model": model, "cluster": cluster, "plan": base, "optimizer": {"lr": 1e-3, "schedule": schedule}})
+
+
+def executor(run: Run, device: str) -> Executor:
+    return Executor(compile_run(run), run, 0, {}, open_data(run), device)
+
+
+def losses(model: dict[str, Any], device: str, **plan: Any) -> list[float]:
+    ready = executor(tiny(model, device, **plan), device)
+    found = [ready.step(step).loss for step in range(STEPS)]
+    ready.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def reference() -> dict[str, list[float]]:
+    return {name: losses(m, "cpu", precision="fp32") for name, m in (("llama", MODEL), ("gpt", GPT))}
+
+
+@pytest.mark.parametrize("kernels", ["eager", "compiled", "triton"])
+@pytest.mark.parametrize("name", ["llama", "gpt"])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 2e-3), ("bf16", 3e-2)])
+def test_losses_are_those_of_the_cpu(
+    reference: dict[str, list[float]], name: str, kernels: str, precision: str, tolerance: float
+) -> None:
+    """bf16 rounds to 3 digits; over 20 steps of a falling loss that stays within a few hundredths."""
+    found = losses(MODEL if name == "llama" else GPT, "cuda", precision=precision, kernels=kernels)
+    worst = max(abs(a - b) for a, b in zip(found, reference[name], strict=True))
+    assert worst < tolerance, (found, reference[name])
+    assert found[-1] < found[0] - 0.5
+
+
+@pytest.mark.parametrize("attention", ["flash", "cudnn", "unfused"])
+def test_attention_implementations_give_one_loss(reference: dict[str, list[float]], attention: str) -> None:
+    found = losses(MODEL, "cuda", precision="bf16", kernels="eager", attention=attention)
+    assert max(abs(a - b) for a, b in zip(found, reference["llama"], strict=True)) < 3e-2
+
+
+def test_nothing_synchronises_the_device_inside_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own debug mode raises at every hidden synchronisation; only the LOSS instruction may read."""
+    ready = executor(tiny(MODEL, "cuda", precision="bf16", kernels="compiled"), "cuda")
+    for step in range(3):
+        ready.step(step)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a device-wide synchronise inside a step")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", refuse)
+    for op in ready.ops:
+        torch.cuda.set_sync_debug_mode("default" if op.host_sync else "error")
+        if op is ready.ops[0]:
+            ready.context.state.step = 3
+            ready.streams.begin(3, False)
+        with torch.no_grad():
+            ready.streams.issue(op)
+    torch.cuda.set_sync_debug_mode("default")
+    ready.close()
+
+
+def test_every_instruction_is_recorded_once_in_stream_order() -> None:
+    run = tiny(MODEL, "cuda", precision="bf16", kernels="compiled")
+    ready = executor(run, "cuda")
+    for step in range(3):
+        ready.step(step)
+    stamps = ready.step(3, record=True).stamps
+    assert set(stamps) == {placed.id for placed in expand(ready.mine)}
+    ordered = [stamps[i] for i in sorted(stamps)]
+    assert all(a.end_s <= b.start_s + 1e-6 for a, b in pairwise(ordered))
+    assert all(s.issued_s <= s.start_s <= s.end_s for s in ordered)
+    ready.close()
+
+
+@pytest.mark.slow
+def test_two_hundred_steps_with_and_without_kernels_give_one_loss_curve() -> None:
+    """The same bf16 run, eager and fused: curves stay together within the noise of bf16 rounding."""
+    curves = {}
+    for kernels in ("eager", "triton"):
+        ready = executor(tiny(MODEL, "cuda", precision="bf16", kernels=kernels), "cuda")
+        curves[kernels] = [ready.step(step).loss for step in range(200)]
+        ready.close()
+    gaps = [abs(a - b) for a, b in zip(curves["eager"], curves["triton"], strict=True)]
+    print(f"final {curves['eager'][-1]:.4f} {curves['triton'][-1]:.4f}")
+    print(f"gap: median {statistics.median(gaps):.4f}, worst {max(gaps):.4f}")
+    assert statistics.median(gaps) < 0.01
+    assert max(gaps) < 0.08
