@@ -93,6 +93,22 @@ def import_command(source: RunSource, target: str | None, as_json: bool) -> int:
     return 0
 
 
+def export_command(source: RunSource, framework: str, target: str | None, as_json: bool) -> int:
+    """Print, or write, the run as the launch script of another framework (today Megatron-LM)."""
+    from plan.exporters import megatron_script
+
+    script = megatron_script(source.load())
+    if target:
+        _write(Path(target), script)
+        output.note(f"wrote {target}")
+    if as_json:
+        output.emit_json({"framework": framework, "script": script, "written": target})
+    elif not target:
+        output.emit(script)
+    _notes(source)
+    return 0
+
+
 def run_yaml(run: Run, source: RunSource) -> str:
     """The run as a YAML run file that loads to an equal run; the importer's notes stand above it as comments."""
     import yaml

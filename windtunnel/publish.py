@@ -22,6 +22,7 @@ def records() -> dict[str, type]:
     from reports.forecast import Forecast
     from windtunnel import results
     from windtunnel.doctor import Diagnosis
+    from windtunnel.validation.score import Scoreboard
 
     return {
         "calibrate": results.Calibrated,
@@ -30,11 +31,13 @@ def records() -> dict[str, type]:
         "demo": results.Demo,
         "doctor": Diagnosis,
         "error": results.Error,
+        "export": results.Exported,
         "forecast": Forecast,
         "import": results.Imported,
         "program": results.ProgramResult,
         "schedule": results.ScheduleResult,
         "train": results.Trained,
+        "validate": Scoreboard,
     }
 
 

@@ -165,6 +165,16 @@ class Imported:
 
 
 @dataclass(frozen=True, slots=True)
+class Exported:
+    """`windtunnel export`."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = DESCRIBED
+    framework: str
+    script: str
+    written: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Residual:
     """An operation class of a compared run."""
 

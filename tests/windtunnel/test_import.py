@@ -59,6 +59,22 @@ def test_an_undefined_variable_names_the_option_that_defines_it(script: Path, wt
     assert "$TP is not defined in the script; --var NAME=VALUE defines it" in called.err
 
 
+def test_an_exported_run_imports_as_the_same_plan(script: Path, wt: Call, tmp_path: Path) -> None:
+    called = wt("export", script, *HERE, "--output", tmp_path / "out.sh")
+    assert called.code == 0
+    obeys("export", wt("export", script, *HERE, "--json").json)
+    first = wt("import", script, *HERE, "--json").json["run"]
+    again = wt("import", tmp_path / "out.sh", *HERE, "--json").json["run"]
+    assert again["plan"] == first["plan"]
+    assert {**again["model"], "name": ""} == {**first["model"], "name": ""}
+
+
+def test_what_a_framework_cannot_say_is_refused(wt: Call) -> None:
+    called = wt("export", ROOT / "examples" / "cpu-pp2.yaml", "--set", "plan.schedule=gpipe")
+    assert called.code == 2
+    assert called.err.strip()
+
+
 @pytest.mark.parametrize("name", sorted(p.name for p in (ROOT / "examples").glob("*.yaml")))
 def test_every_example_run_file_compiles(name: str, wt: Call) -> None:
     assert wt("program", ROOT / "examples" / name, "--csv").code == 0

@@ -6,8 +6,9 @@ from windtunnel.commands.compare import check, compare
 from windtunnel.commands.demo import demo
 from windtunnel.commands.doctor import doctor
 from windtunnel.commands.forecast import forecast
-from windtunnel.commands.program import import_, program
+from windtunnel.commands.program import export, import_, program
 from windtunnel.commands.train import train
+from windtunnel.commands.validate import validate
 from windtunnel.edge import Command
 
 COMMANDS: dict[str, tuple[Command, str]] = {
@@ -19,5 +20,7 @@ COMMANDS: dict[str, tuple[Command, str]] = {
     "calibrate": (calibrate, "Measure this machine into a profile."),
     "program": (program, "Print a rank's step program."),
     "import": (import_, "Turn a launch script or config into a run file."),
+    "export": (export, "Turn a run into another framework's launch script."),
+    "validate": (validate, "The scoreboard against published measurements."),
     "doctor": (doctor, "What this machine has, and what would not work."),
 }

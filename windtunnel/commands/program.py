@@ -1,5 +1,8 @@
-"""`windtunnel program RUN` prints the step program; `windtunnel import FILE` prints the run a foreign file means."""
+"""`windtunnel program RUN` prints the step program, `windtunnel import FILE` the run file that a foreign file means,
+`windtunnel export RUN` the launch script of another framework.
+"""
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -44,3 +47,30 @@ def import_(
     from windtunnel.source import RunSource
 
     return import_command(RunSource(run, tuple(set_), cluster, nodes, model, tuple(var)), output or None, as_json)
+
+
+class Framework(StrEnum):
+    """Whose launch script to write."""
+
+    megatron = "megatron"
+
+
+def export(
+    run: o.RunFile,
+    to: Annotated[Framework, typer.Option(help="Whose launch script.")] = Framework.megatron,
+    set_: o.Set = [],  # noqa: B006  typer copies it
+    cluster: o.Cluster = "",
+    nodes: o.Nodes = None,
+    model: o.Model = "",
+    var: o.Var = [],  # noqa: B006
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="Write there, not to stdout.", show_default=False)
+    ] = "",
+    as_json: o.Json = False,
+) -> int:
+    """Print the launch script that starts this run under another framework; what it cannot say is refused."""
+    from windtunnel.programs import export_command
+    from windtunnel.source import RunSource
+
+    source = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var))
+    return export_command(source, to.value, output or None, as_json)
