@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from plan.program import RankProgram, StepProgram
-from plan.prove_blocks import Broken, Shape, analyse, shape_key
+from plan.prove_blocks import Shape, analyse, shape_key
 from plan.prove_complete import prove_complete
 from plan.prove_error import ProofError as ProofError
 from plan.prove_error import name
@@ -35,6 +35,7 @@ from plan.prove_period import find_run, text_of
 from plan.prove_places import Atoms, Place, slot_names
 from plan.prove_ports import Ports
 from plan.prove_storage import Storage
+from plan.prove_uses import Broken
 
 
 def prove(program: StepProgram, skip: bool = True) -> None:

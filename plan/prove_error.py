@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from plan.errors import WindtunnelError
-from plan.program import RankProgram, label
+from plan.program import STREAMS, RankProgram, label
 
 Proof = Literal["complete", "transfers", "collectives", "deadlock", "race", "rendezvous", "memory", "close"]
 
@@ -52,12 +52,10 @@ def name(program: RankProgram, class_: int, call: int, local: int) -> Named:
 
 def on_stream(program: RankProgram, stream: int, position: int) -> tuple[int, int]:
     """(call, local) of the `position`-th instruction (from 1) of a stream, counted in host order."""
-    from plan.prove_blocks import STREAM
-
     seen = 0
     for call_index, call in enumerate(program.calls):
         for local, instruction in enumerate(program.blocks[call.block].instructions):
-            seen += STREAM[instruction.stream] == stream
-            if seen == position and STREAM[instruction.stream] == stream:
+            seen += STREAMS.index(instruction.stream) == stream
+            if seen == position and STREAMS.index(instruction.stream) == stream:
                 return call_index, local
     raise IndexError(f"stream {stream} has only {seen} instructions, not {position}")

@@ -12,10 +12,11 @@ from collections import Counter
 from dataclasses import dataclass
 
 from plan.program import Buffer, RankProgram
-from plan.prove_blocks import Shape, Use
+from plan.prove_blocks import Shape
 from plan.prove_error import ProofError, name
 from plan.prove_period import Text
 from plan.prove_places import Atoms, Place
+from plan.prove_uses import Use
 
 Wire = tuple[int, int, int, int]  # consumer's block and in-port, producer's block and out-port
 Kind = tuple[str, int, tuple[Place, ...]]  # own | slot | wide | forward | token; reference or in-port; places

@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from plan.prove_blocks import COMPUTE, NOTHING, Clock
 from plan.prove_period import Run
 from plan.prove_places import Place
+from plan.prove_uses import COMPUTE, NOTHING, Clock
 
 Owner = tuple[int, int]  # (call, local buffer)
 Point = tuple[int, int]  # (stream, position)

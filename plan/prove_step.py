@@ -7,10 +7,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from plan.prove_blocks import COMPUTE, NOTHING, Broken, Clock, Order, Use, bits, summarise
+from plan.prove_blocks import bits
 from plan.prove_error import Proof, ProofError
 from plan.prove_places import Place, place_text
 from plan.prove_state import Last, Owner, Point
+from plan.prove_uses import COMPUTE, NOTHING, Broken, Clock, Order, Use, summarise
 
 if TYPE_CHECKING:
     from plan.prove_storage import Storage

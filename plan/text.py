@@ -53,9 +53,10 @@ def label_of(instruction: Instruction, micro: int) -> str:
     return label(instruction.phase, instruction.kind, micro, instruction.unit, instruction.piece)
 
 
-def instruction_text(placed: Placed) -> str:
-    """One line of the program."""
+def instruction_text(placed: Placed, frees: int | None = None) -> str:
+    """One line of the program. `frees`: how many buffers it really frees (default: all it names, bound or not)."""
     ins = placed.instruction
+    frees = len(ins.frees) if frees is None else frees
     notes = []
     if placed.waits:
         notes.append("waits " + ",".join(map(str, placed.waits)))
@@ -64,8 +65,8 @@ def instruction_text(placed: Placed) -> str:
     if ins.host_sync:
         notes.append("host waits")
     notes += [kernel_text(call) for call in ins.body]
-    if ins.frees:
-        notes.append(f"frees {len(ins.frees)}")
+    if frees:
+        notes.append(f"frees {frees}")
     if ins.transient_bytes:
         notes.append(f"workspace {size_text(ins.transient_bytes)}")
     return f"{placed.id:>8} {ins.stream:<9} {label_of(ins, placed.micro):<24} {' | '.join(notes)}".rstrip()
@@ -79,7 +80,10 @@ def program_text(program: StepProgram, rank: int) -> Iterator[str]:
     stage = program.classes[number]
     yield from header_text(program, rank, number)
     for placed in expand(stage):
-        yield instruction_text(placed)
+        call = stage.calls[placed.call]
+        ports = zip(stage.blocks[call.block].ports_in, call.bindings, strict=True)
+        absent = {port.buffer for port, (bound, _) in ports if bound < 0} if placed.instruction.frees else set()
+        yield instruction_text(placed, sum(ref not in absent for ref in placed.instruction.frees))
 
 
 def header_text(program: StepProgram, rank: int, number: int) -> Iterator[str]:

@@ -4,6 +4,7 @@
     save(timeline, "timeline/step-000097.json.gz")   # same rows, same bytes
     wait_s, transfer_s = split_skew(timeline)        # a collective's wait for its last member, apart from its transfer
     to_chrome(predicted, measured)                   # both side by side in Perfetto (plan.chrome_trace)
+    periods_s(timeline)                              # between two STEPs (plan.skew)
 
 A row is one instruction of one rank, named by the program's global instruction id, so that prediction and measurement
 join on (rank, id). Rows are stored as columns: numbers in numpy arrays, words as codes into one table. Times are
@@ -300,10 +301,3 @@ def split_skew(timeline: Timeline) -> tuple[NDArray[np.float64], NDArray[np.floa
     from plan.skew import split
 
     return split(timeline)
-
-
-def step_periods_s(timeline: Timeline) -> dict[int, tuple[float, ...]]:
-    """For every rank, the times between the ends of its last STEP in successive recorded steps; see `plan.skew`."""
-    from plan.skew import periods_s
-
-    return periods_s(timeline)

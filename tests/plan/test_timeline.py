@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plan.errors import InputError
+from plan.skew import periods_s
 from plan.timeline import (
     Clock,
     Header,
@@ -19,7 +20,6 @@ from plan.timeline import (
     merge,
     save,
     split_skew,
-    step_periods_s,
     to_chrome,
 )
 
@@ -109,7 +109,7 @@ def test_the_period_is_taken_between_neighbouring_recorded_steps() -> None:
         return row(0, end_s - 0.5, end_s, kind="STEP", group="", seq=-1, step=number)
 
     timeline = Timeline.from_rows(HEADER, [step(5, 1.0), step(5, 1.25), step(6, 3.0), step(9, 9.0)])
-    assert step_periods_s(timeline) == {0: (1.75,)}
+    assert periods_s(timeline) == {0: (1.75,)}
 
 
 def test_ranks_record_apart_and_are_merged() -> None:
