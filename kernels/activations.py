@@ -120,14 +120,17 @@ def swiglu_backward_kernel(
 
 @triton.jit
 def _logistic(z, stored: tl.constexpr):
-    """1/(1 + e^−z). For 16-bit results by 1/x = rsqrt(x)² (2⁻²¹ of relative error, half the instructions of a division)."""
-    denominator = 1.0 + tl.exp2(-1.4426950408889634 * z)
+    """(σ(z), 1 − σ(z)), the second without cancellation.
+
+    For 16-bit results by 1/x = rsqrt(x)²: 2⁻²¹ of relative error, half the instructions of a division.
+    """
+    t = tl.exp2(tl.minimum(-1.4426950408889634 * z, 100.0))  # finite, so that t·σ is
     if stored == tl.float32:
-        sigma = 1.0 / denominator
+        sigma = 1.0 / (1.0 + t)
     else:
-        root = tl.math.rsqrt(denominator)
+        root = tl.math.rsqrt(1.0 + t)
         sigma = root * root
-    return sigma
+    return sigma, t * sigma
 
 
 @triton.jit
@@ -142,9 +145,8 @@ def gelu_forward_kernel(
     if HAS_BIAS:
         a += tl.load(bias_ptr + cols, mask=inside, other=0.0).to(tl.float32)
     if TANH:
-        h = a * _logistic(
-            a * (1.5957691216057308 + 0.07135481282553472 * a * a), h_ptr.dtype.element_ty
-        )  # ½(1 + tanh z) = σ(2z)
+        sigma, _ = _logistic(a * (1.5957691216057308 + 0.07135481282553472 * a * a), h_ptr.dtype.element_ty)
+        h = a * sigma  # ½(1 + tanh z) = σ(2z)
     else:
         h = 0.5 * a * (1.0 + tl.erf(a * 0.7071067811865476))
     tl.store(h_ptr + row * width + cols, h.to(h_ptr.dtype.element_ty), mask=inside)
@@ -169,8 +171,8 @@ def gelu_backward_kernel(
             a += tl.load(bias_ptr + cols, mask=cols < width, other=0.0).to(tl.float32)
         if TANH:
             square = a * a
-            sigma = _logistic(a * (1.5957691216057308 + 0.07135481282553472 * square), dx_ptr.dtype.element_ty)
-            slope = sigma + a * sigma * (1.0 - sigma) * (1.5957691216057308 + 0.21406443847660416 * square)
+            sigma, rest = _logistic(a * (1.5957691216057308 + 0.07135481282553472 * square), dx_ptr.dtype.element_ty)
+            slope = sigma + a * sigma * rest * (1.5957691216057308 + 0.21406443847660416 * square)
         else:
             slope = 0.5 * (1.0 + tl.erf(a * 0.7071067811865476)) + a * 0.3989422804014327 * tl.exp(-0.5 * a * a)
         dx = dh * slope

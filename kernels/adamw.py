@@ -110,7 +110,8 @@ def adamw_kernel(
     offset = block * BLOCK + tl.arange(0, BLOCK)
     inside = offset < n
     if HAS_INF:
-        inside = inside & (tl.load(inf_ptr).to(tl.float32) == 0.0)
+        found = tl.zeros([BLOCK], tl.float32) + tl.load(inf_ptr).to(tl.float32)
+        inside = inside & (found == 0.0)
     p = tl.load(p_ptr + offset, mask=inside, other=0.0)
     m = tl.load(m_ptr + offset, mask=inside, other=0.0)
     v = tl.load(v_ptr + offset, mask=inside, other=0.0)

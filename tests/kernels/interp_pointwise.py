@@ -1,0 +1,92 @@
+"""SwiGLU, GELU and rotary kernels against fp64 (interpreter on a CPU, compiled on a GPU)."""
+
+import pytest
+import torch
+from tests.kernels.fidelity import DEVICE, assert_faithful, randn
+
+from kernels import activations, rotary
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 7), (5, 300), (2, 1024), (2, 2500)])
+def test_swiglu(dtype, rows, width):
+    both = randn(rows, 2 * width, dtype=dtype)  # gate and up as views of one GEMM output
+    gate, up, dh = both[:, :width], both[:, width:], randn(rows, width, dtype=dtype, seed=1)
+    exact = activations.swiglu_forward_reference(gate.double(), up.double())
+    assert_faithful(activations.swiglu_forward(gate, up), torch.nn.functional.silu(gate) * up, exact, "h")
+    exact = activations.swiglu_backward_reference(dh.double(), gate.double(), up.double())
+    low = activations.swiglu_backward_reference(dh, gate, up)
+    joint = torch.empty_like(both)
+    kept = both.clone()
+    ours = activations.swiglu_backward(dh, gate, up, dgate=joint[:, :width], dup=joint[:, width:])
+    assert torch.equal(kept, both)
+    for a, b, c in zip(ours, low, exact, strict=True):
+        assert_faithful(a, b, c)
+    assert torch.equal(joint, torch.cat(activations.swiglu_backward(dh, gate, up), 1))
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_gelu(approximate, dtype, has_bias):
+    x, dh = 2 * randn(37, 200, dtype=dtype), randn(37, 200, dtype=dtype, seed=1)
+    bias = randn(200, dtype=dtype, seed=2) if has_bias else None
+    wide = None if bias is None else bias.double()
+    exact = activations.gelu_forward_reference(x.double(), wide, approximate)
+    low = activations.gelu_forward_reference(x, bias, approximate)
+    assert_faithful(activations.gelu_forward(x, bias, approximate=approximate), low, exact, "h")
+    exact_dx, exact_db = activations.gelu_backward_reference(dh.double(), x.double(), wide, approximate)
+    low_dx, low_db = activations.gelu_backward_reference(dh, x, bias, approximate)
+    dx, db = activations.gelu_backward(dh, x, bias, approximate=approximate)
+    assert_faithful(dx, low_dx, exact_dx, "dx")
+    if has_bias:
+        assert db.dtype == FP32
+        assert_faithful(db, low_db, exact_db, "dbias")
+        main = torch.ones_like(db)
+        assert activations.gelu_backward(dh, x, bias, approximate=approximate, bias_grad=main)[1] is main
+        torch.testing.assert_close(main, db + 1)
+
+
+def test_saturated_gates_are_finite():
+    gate = torch.tensor([[-1e4, 1e4, 0.0, -88.0, 88.0]], device=DEVICE)
+    one = torch.ones_like(gate)
+    assert bool(torch.isfinite(activations.swiglu_forward(gate, one)).all())
+    assert all(bool(torch.isfinite(t).all()) for t in activations.swiglu_backward(one, gate, one))
+    for dtype in (FP32, BF16):
+        x = gate.to(dtype)
+        torch.testing.assert_close(activations.gelu_forward(x), torch.nn.functional.gelu(x, approximate="tanh"))
+        assert bool(torch.isfinite(activations.gelu_backward(one.to(dtype), x)[0]).all())
+
+
+@pytest.mark.parametrize(("heads", "kv", "dim"), [(1, 1, 64), (3, 1, 96), (9, 2, 80), (4, 4, 6), (2, 2, 128)])
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+def test_rotary(heads, kv, dim, dtype):  # bug 12: one head, odd head_dim
+    qkv = randn(2, 3, heads + 2 * kv, dim, dtype=dtype)
+    q, k = qkv[:, :, :heads], qkv[:, :, heads : heads + kv]
+    cos, sin = rotary.rotary_table(3, dim, device=DEVICE)
+    for turn, backward in ((rotary.rotary_forward, False), (rotary.rotary_backward, True)):
+        exact = rotary.rotary_reference(q.double(), k.double(), cos, sin, backward=backward)
+        low = rotary.rotary_reference(q, k, cos, sin, backward=backward)
+        for a, b, c in zip(turn(q, k, cos, sin), low, exact, strict=True):
+            assert_faithful(a, b, c)
+    out = torch.zeros_like(qkv)
+    rotary.rotary_backward(q, k, cos, sin, q_out=out[:, :, :heads], k_out=out[:, :, heads : heads + kv])
+    assert torch.equal(out[:, :, :heads], rotary.rotary_backward(q, k, cos, sin)[0])
+    assert not bool(out[:, :, heads + kv :].any())
+
+
+def test_rotary_turns_back():
+    q, k = randn(1, 4, 2, 32), randn(1, 4, 1, 32)
+    cos, sin = rotary.rotary_table(4, 32, first=7, device=DEVICE)
+    back = rotary.rotary_backward(*rotary.rotary_forward(q, k, cos, sin), cos, sin)
+    torch.testing.assert_close(back[0], q)
+    torch.testing.assert_close(back[1], k)
+
+
+def test_empty_inputs():
+    assert activations.swiglu_forward(randn(0, 8), randn(0, 8)).shape == (0, 8)
+    assert activations.gelu_forward(randn(0, 8)).shape == (0, 8)
+    cos, sin = rotary.rotary_table(0, 8, device=DEVICE)
+    assert rotary.rotary_forward(randn(1, 0, 2, 8), randn(1, 0, 1, 8), cos, sin)[0].shape == (1, 0, 2, 8)
