@@ -26,13 +26,13 @@ def _project(ctx: PieceContext, y: Tensor, weight: Tensor, bias: Tensor | None) 
 def _turned(ctx: PieceContext, qkv: Tensor) -> Tensor:
     """Queries and keys of `qkv` as (s, b, heads, d): what rotary turns."""
     e = ctx.e
-    return qkv[:, : e.q + e.kv].unflatten(1, (e.heads + e.kv_heads, e.head_dim)).unflatten(0, (e.seq, e.batch))
+    return qkv[:, : e.q + e.kv].view(e.seq, e.batch, e.heads + e.kv_heads, e.head_dim)
 
 
 def _heads(ctx: PieceContext, columns: Tensor) -> Tensor:
     """(T, n·d) as a (b, n, s, d) view."""
     e = ctx.e
-    return columns.unflatten(1, (-1, e.head_dim)).unflatten(0, (e.seq, e.batch)).permute(1, 2, 0, 3)
+    return columns.view(e.seq, e.batch, -1, e.head_dim).permute(1, 2, 0, 3)
 
 
 def _rows(heads: Tensor) -> Tensor:

@@ -105,6 +105,18 @@ def test_small_buckets_reduce_while_backward_runs(pool: Pool, model: str) -> Non
     _hold(pool, model, DP2 | {"communication": {"bucket_mb": 0.02}})
 
 
+@pytest.mark.parametrize("layout", ["single", "dp2", "tp2-sp", "pp2-1f1b", "zero1"])
+def test_bf16_follows_the_fp32_reference(pool: Pool, layout: str) -> None:
+    """Weights, activations and products in bf16; main gradients, optimizer state and losses in fp32."""
+    plan = LAYOUTS.get(layout, DP2 | {"zero_stage": 1}) | {"precision": "bf16"}
+    run = make_run(MODELS["llama"], plan)
+    losses, norms, _ = _reference("llama", "fp32", "")
+    for share in pool.run(train, run, STEPS):
+        if share is not None:
+            assert share.losses == pytest.approx(losses, rel=5e-3)
+            assert share.norms == pytest.approx(norms, rel=3e-2)
+
+
 INTERLEAVED = PP2 | {"schedule": "interleaved-1f1b", "virtual_pipeline": 2}
 STRATEGIES: dict[str, dict[str, Any]] = {
     "zero1-dp2": DP2 | {"zero_stage": 1},

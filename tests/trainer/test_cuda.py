@@ -1,0 +1,35 @@
+"""On a GPU: every choice of kernels trains as the CPU reference does, to bf16 tolerance, and stamps every instruction."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from plan.compile import compile_run
+from plan.run import Run
+from tests.trainer.ranks import GPT, LLAMA, make_run, text
+from trainer.executor import Executor, StepResult
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+STEPS = 8
+WIDE = {"hidden": 256, "heads": 4, "head_dim": 64, "seq_length": 128}
+
+
+def _train(run: Run, device: str) -> tuple[Executor, list[StepResult]]:
+    program = compile_run(run)
+    executor = Executor(program, run, 0, {}, text(run), device)
+    return executor, [executor.step(step, record=step == STEPS - 1) for step in range(STEPS)]
+
+
+@pytest.mark.parametrize("kernels", ["eager", "compiled", "triton"])
+@pytest.mark.parametrize("model", [LLAMA, GPT, GPT | {"dropout": 0.1}], ids=["llama", "gpt", "dropout"])
+def test_losses_equal_the_cpu_reference_to_bf16_tolerance(model: dict[str, Any], kernels: str) -> None:
+    run = make_run(model | WIDE, {"precision": "bf16", "recompute": "full"})
+    run = replace(run, plan=replace(run.plan, kernels=kernels))
+    _, expected = _train(replace(run, plan=replace(run.plan, kernels="eager")), "cpu")
+    executor, results = _train(run, "cuda")
+    assert [r.loss for r in results] == pytest.approx([r.loss for r in expected], rel=5e-3)
+    assert set(results[-1].stamps) == {op.id for op in executor.ops}
+    assert all(s.issued_s <= s.start_s <= s.end_s for s in results[-1].stamps.values())
+    assert executor.storage.allocated() == 0
