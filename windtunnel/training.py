@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -50,14 +51,34 @@ def launch(run: Run, folder: Path | None = None) -> Path:
     """Train `run` with one process a rank on this machine and return its folder. Raises InputError, or
     WindtunnelError naming the rank that failed and its instruction."""
     start = _trainer()
+    _enough_devices(run)
     folder = new_folder() if folder is None else folder
     output.progress(f"training {run.model.name} on {run.plan.world} ranks for {run.train.steps} steps; folder {folder}")
     try:
         start.launch(run, folder)
+    except InputError:
+        with suppress(OSError):
+            folder.rmdir()  # nothing was started: leave no empty folder behind
+        raise
     finally:
         if sys.stderr.isatty():
             print(file=sys.stderr)
     return folder
+
+
+def _enough_devices(run: Run) -> None:
+    """Raises InputError before anything starts when this machine cannot hold the run's ranks."""
+    if run.cluster.device != "cuda":
+        return
+    import torch
+
+    found, world = torch.cuda.device_count(), run.plan.world
+    if found < world:
+        have = f"{found} CUDA devices that torch can use" if found else "no CUDA device that torch can use"
+        raise InputError(
+            f"the run needs {world} ranks on {run.cluster.name} and this machine has {have}; start it with "
+            "torchrun on enough nodes (torchrun ... -m windtunnel train RUN --output DIR), or train a small model with cluster: cpu"
+        )
 
 
 def trained(folder: RunFolder) -> Trained:

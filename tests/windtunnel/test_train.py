@@ -90,6 +90,18 @@ def test_a_folder_in_use_is_refused(run_file: Call, tmp_path: Path, wt: Call) ->
     assert "is a file" in wt("train", run_file(), "--output", tmp_path / "used" / "x").err
 
 
+def test_what_cannot_train_is_refused_before_anything_starts(run_file: Call, tmp_path: Path, wt: Call) -> None:
+    for options, said in (
+        (("--cluster", "dgx-h100", "--nodes", 4), "32 ranks on dgx-h100"),
+        (("--set", "plan.implementation=megatron"), "implementation: windtunnel"),
+        (("--set", f"data.path={tmp_path / 'none.npy'}"), "none.npy"),
+    ):
+        called = wt("train", run_file(), *options, "--output", tmp_path / "run")
+        assert called.code == 2
+        assert said in called.err
+        assert not (tmp_path / "run" / "run.yaml").exists()
+
+
 def test_a_rank_that_died_is_exit_1_with_its_words(
     run_file: Call, tmp_path: Path, wt: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
