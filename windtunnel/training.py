@@ -76,8 +76,8 @@ def _enough_devices(run: Run) -> None:
     if found < world:
         have = f"{found} CUDA devices that torch can use" if found else "no CUDA device that torch can use"
         raise InputError(
-            f"the run needs {world} ranks on {run.cluster.name} and this machine has {have}; start it with "
-            "torchrun on enough nodes (torchrun ... -m windtunnel train RUN --output DIR), or train a small model with cluster: cpu"
+            f"the run needs {world} ranks on {run.cluster.name} and this machine has {have}; start it with torchrun on "
+            "enough nodes (torchrun ... -m windtunnel train RUN --output DIR), or train a small model with cluster: cpu"
         )
 
 
