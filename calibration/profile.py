@@ -213,6 +213,7 @@ def cpu_profile_path() -> Path:
 
 
 def profile_path(name: str) -> Path:
+    """The file behind a profile's name. Raises InputError: unknown name with the nearest, or a CPU not yet measured."""
     if name == "cpu":
         path = cpu_profile_path()
         if not path.exists():
