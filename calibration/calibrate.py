@@ -32,7 +32,7 @@ Progress = Callable[[str, int, int], None]  # (what is being measured, done, of 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """Seconds spent on a point of each class, and how much of the grid is taken (1: all; 8: every eighth call)."""
+    """Seconds spent on a point of each class, and how much of the grid is taken (1: all; 16: every sixteenth call)."""
 
     gemm_s: float = 0.08
     attention_s: float = 0.08
@@ -44,7 +44,7 @@ class Effort:
 
 
 FULL = Effort()
-QUICK = Effort(0.01, 0.01, 0.005, 0.02, 0.05, 0.1, every=8)
+QUICK = Effort(0.01, 0.01, 0.005, 0.02, 0.05, 0.1, every=16)
 
 
 def calibrate(

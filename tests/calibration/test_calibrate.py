@@ -1,4 +1,4 @@
-"""Measuring this machine, on an eighth of the grid: the profile loads, answers and covers what a step can ask."""
+"""Measuring this machine, on a sixteenth of the grid: the profile loads, answers and covers what a step can ask."""
 
 import hashlib
 from collections.abc import Iterator
