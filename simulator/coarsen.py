@@ -2,11 +2,11 @@
 
 A block is cut into *segments*. A single is one instruction. A merged segment starts at a compute instruction and takes
 in the instructions behind it that follow it and of which only the rank itself decides when they run: compute, and
-communications whose group is one colour. It ends at a communication with partners of another colour, at a host
-synchronisation, or at what does not follow its first instruction. Nothing outside waits for its inside except through
-its outputs: the end of every stream it used, and each instruction somebody outside names. So a merged segment is one
-max-plus step (host, stream, wait times) → (host, stream, output times), and flying it gives exactly the times of flying
-its members (`simulator.merged`).
+communications whose group is in step (one colour of `simulator.fold`). It ends at a communication with partners of
+another colour, at a host synchronisation, or at what does not follow its first instruction. Nothing outside waits for
+its inside except through its outputs: the end of every stream it used, and each instruction somebody outside names. So
+a merged segment is one max-plus step (host, stream, wait times) → (host, stream, output times), and flying it gives
+exactly the times of flying its members (`simulator.merged`).
 
 Where communication slows compute, what runs outside and beside a segment comes in as windows. Where streams slow each
 other both ways, merging is exact only if nothing outside can run beside a segment's inside: its last compute
@@ -28,7 +28,8 @@ from simulator.sharing import Contention
 class Segment:
     """A stretch of a block. Inputs in order: the streams' earlier ends, then `external` waits (local id, or -1 - port).
 
-    Outputs in order: the streams' ends, then `watched` local ids. `merge` is None for a single.
+    Outputs in order: the streams' ends, then `watched` local ids. `merge` is None for a single. `roles` are those in
+    which a merged segment relies on other flown ranks being in step.
     """
 
     rows: tuple[Row, ...]
@@ -37,6 +38,7 @@ class Segment:
     watched: tuple[int, ...] = ()
     issue_ps: int = 0
     merge: Merge | None = None
+    roles: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -61,6 +63,7 @@ def cut(block: Block, rows: tuple[Row, ...], merge: bool, contention: Contention
     for number, stretch in enumerate(stretches):
         segment = _segment(stretch, [local for local in watched if home[local] == number])
         if len(stretch) > 1:
+            segment.roles = tuple(sorted({row.channel[0] for row in stretch if row.channel is not None}))
             segment.merge = Merge(segment.rows, segment.streams, segment.external, segment.watched, contention)
             if contention.active and not contention.one_way and not segment.merge.closed:
                 return cut(block, rows, False, contention, ports)
@@ -88,13 +91,12 @@ def _stretches(rows: Sequence[Row]) -> list[list[Row]]:
     streams: set[int] = set()  # of the open stretch; empty when it is closed
     inside: set[int] = set()
     for row in rows:
-        inner = row.channel is None and not row.sync
-        if inner and streams and (row.stream in streams or not inside.isdisjoint(row.waits)):
+        if row.inner and streams and (row.stream in streams or not inside.isdisjoint(row.waits)):
             stretches[-1].append(row)
         else:
             stretches.append([row])
             streams, inside = set(), set()
-            if not inner or row.stream != COMPUTE_STREAM:
+            if not row.inner or row.stream != COMPUTE_STREAM:
                 continue
         streams.add(row.stream)
         inside.add(row.local)

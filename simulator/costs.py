@@ -24,8 +24,8 @@ COMPUTE_STREAM = STREAM_INDEX["compute"]
 
 
 class Row(NamedTuple):
-    """A priced instruction. `channel` is (communicator name, channel) when partners of other colours must come, else
-    None.
+    """A priced instruction. `channel` is (role, channel) when other flown ranks must come, else None; `inner` says that
+    nobody is waited for, or only ranks that are in step.
 
     `work`/`wait` are breakdown classes; `own_millicores` and `busy` say what it takes of a CPU node's cores.
     """
@@ -35,7 +35,8 @@ class Row(NamedTuple):
     work_ps: int
     issue_ps: int
     waits: tuple[int, ...]
-    channel: tuple[object, str] | None
+    channel: tuple[str, str] | None
+    inner: bool
     sync: bool
     work: int
     wait: int
@@ -65,6 +66,7 @@ class Pricer:
             issue_ps=picoseconds(self.profile.host_issue_s(instruction.kind, calls)),
             waits=instruction.waits,
             channel=self._channel(instruction),
+            inner=self._inner(instruction),
             sync=instruction.host_sync,
             work=work_class(instruction),
             wait=wait_class(instruction, self.pipelined),
@@ -100,14 +102,16 @@ class Pricer:
         meeting = self.colour.meetings.get(role)
         return Geometry(1) if meeting is None else meeting.geometry
 
-    def _channel(self, instruction: Instruction) -> tuple[object, str] | None:
+    def _channel(self, instruction: Instruction) -> tuple[str, str] | None:
         comm = instruction.comm
         if comm is None:
             return None
         meeting = self.colour.meetings.get(comm.role)
-        if meeting is None or len(set(meeting.members)) < 2:
-            return None
-        return meeting.name, comm.channel
+        return (comm.role, comm.channel) if meeting is not None and meeting.crowded else None
+
+    def _inner(self, instruction: Instruction) -> bool:
+        meeting = None if instruction.comm is None else self.colour.meetings.get(instruction.comm.role)
+        return not instruction.host_sync and (meeting is None or meeting.in_step)
 
     def _millicores(self, instruction: Instruction) -> int:
         cores = self.profile.cores

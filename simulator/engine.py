@@ -20,7 +20,7 @@ from simulator.breakdown import CLASSES
 from simulator.clock import Clock
 from simulator.coarsen import Cut, Segment
 from simulator.costs import COMPUTE_STREAM, Row
-from simulator.nodes import Channel, Op, Source
+from simulator.nodes import Channel, Cohort, Op, Source
 from simulator.segments import Merged
 from simulator.sharing import HOST as HOST_STREAM
 from simulator.sharing import Activity, Contention, Device, Node, Site, Window, millicores
@@ -41,8 +41,10 @@ class RankFlight:
 
     __slots__ = (
         "account",
+        "agreed",
         "boundary",
         "call",
+        "cohorts",
         "cuts",
         "device",
         "engine",
@@ -80,7 +82,9 @@ class RankFlight:
         self.boundary = boundary
         self.device = device
         self.many = many
-        self.lanes: dict[tuple[object, str], Lane] = {}
+        self.lanes: dict[tuple[str, str], Lane] = {}
+        self.cohorts: dict[tuple[str, ...], Cohort] = {}
+        self.agreed: dict[tuple[str, ...], int] = {}
         self.tails: list[Source | None] = [None] * len(STREAMS)
         self.handles: list[list[Op | Merged]] = []
         self.host = self.call = self.segment = self.front = self.periods = 0
@@ -95,6 +99,12 @@ class RankFlight:
         """The step's last STEP has ended: close the period's account."""
         self.marks.append((end, self.account))
         self.account = [0] * len(CLASSES)
+
+    def agree(self, roles: tuple[str, ...], flown: tuple[int, object]) -> None:
+        """A merged segment that relies on the groups of `roles` being in step was flown like this."""
+        number = self.agreed.get(roles, 0)
+        self.agreed[roles] = number + 1
+        self.cohorts[roles].agree(number, flown)
 
     def notify(self) -> None:
         """What the host was blocked on has ended."""
@@ -255,7 +265,8 @@ class Engine:
         self.punctual = False
         self.periods = periods
         self.ranks: list[RankFlight] = []
-        self.channels: dict[tuple[object, str], Channel] = {}
+        self.channels: dict[object, Channel] = {}
+        self.cohorts: dict[object, Cohort] = {}
         self.nodes: dict[int, Node] = {}
 
     def device(self, node: int) -> Device:
@@ -264,9 +275,13 @@ class Engine:
             return Device(self.contention)
         return Device(self.contention, self.nodes.setdefault(node, Node(self.cores)))
 
-    def channel(self, key: tuple[object, str], members: int) -> Channel:
-        """The channel that every member colour meets on."""
+    def channel(self, key: object, members: int) -> Channel:
+        """The channel that every member meets on."""
         return self.channels.setdefault(key, Channel(members))
+
+    def cohort(self, key: object, members: int) -> Cohort:
+        """The cohort of ranks in step that every member reports to."""
+        return self.cohorts.setdefault(key, Cohort(members))
 
     def fly(self) -> None:
         """Run to the end. Raises WindtunnelError naming the stuck instructions when the program cannot finish."""

@@ -27,6 +27,7 @@ from simulator.engine import Engine, Lane, RankFlight
 from simulator.fold import Colour, fold
 from simulator.interval import Interval, interval
 from simulator.memory import StageMemory, fly_memory
+from simulator.nodes import NotInStep
 from simulator.sharing import Contention
 from simulator.timeline import predicted_timeline
 
@@ -83,7 +84,10 @@ class Flight:
 def fly(program: StepProgram, run: Run, profile: Profile, *, unfold: bool = False, coarse: bool = True) -> Flight:
     """Fly two periods of a program. `unfold` flies every rank; `coarse` merges instructions where that is exact."""
     with _uncollected():
-        return _fly(program, run, profile, unfold, coarse)
+        try:
+            return _fly(program, run, profile, unfold, coarse)
+        except NotInStep:
+            return _fly(program, run, profile, unfold, False)
 
 
 @contextmanager
@@ -109,7 +113,7 @@ def _fly(program: StepProgram, run: Run, profile: Profile, unfold: bool, coarse:
     wake_ps = picoseconds(profile.host_issue_s("wake", 0)) if synchronous else 0
     engine = Engine(contention, synchronous, cores, wake_ps, PERIODS)
     plans = _Cutter(program, profile, contention, coarse and not synchronous)
-    engine.ranks = [_rank(engine, program, colour, plans) for colour in colours]
+    engine.ranks = [_rank(engine, colours, colour, plans) for colour in colours]
     engine.punctual = plans.punctual
     engine.fly()
     return Flight(
@@ -124,24 +128,31 @@ def _fly(program: StepProgram, run: Run, profile: Profile, unfold: bool, coarse:
     )
 
 
-def _rank(engine: Engine, program: StepProgram, colour: Colour, plans: _Cutter) -> RankFlight:
-    stage = program.classes[colour.program]
-    boundary = step_boundary(stage)
-    rank = RankFlight(
-        engine,
-        f"rank {colour.rank}",
-        stage,
-        plans.cuts(colour, boundary),
-        boundary,
-        engine.device(colour.node),
-        colour.beside[colour.index],
-    )
-    for meeting in colour.meetings.values():
-        members = len(set(meeting.members))
-        if members > 1:
-            for name in plans.channel_names(stage):
-                rank.lanes[meeting.name, name] = Lane(engine.channel((meeting.name, name), members))
+def _rank(engine: Engine, colours: Sequence[Colour], colour: Colour, plans: _Cutter) -> RankFlight:
+    """A colour's rank with its cuts, and its ends of every channel and cohort."""
+    stage = plans.program.classes[colour.program]
+    plan = plans.plan(colour)
+    device, many = engine.device(colour.node), colour.beside[colour.index]
+    rank = RankFlight(engine, f"rank {colour.rank}", stage, plan.cuts, plan.boundary, device, many)
+    for role, name in plans.channels(colour.program):
+        meeting = colour.meetings.get(role)
+        if meeting is not None and meeting.crowded:
+            rank.lanes[role, name] = Lane(engine.channel((meeting.name, name), len(meeting.members)))
+    for roles in plan.roles:
+        members = _in_step(colours, colour, roles)
+        rank.cohorts[roles] = engine.cohort((roles, members), len(members))
     return rank
+
+
+def _in_step(colours: Sequence[Colour], colour: Colour, roles: Sequence[str]) -> tuple[int, ...]:
+    """Everybody reached from a colour through the groups of `roles`."""
+    found, new = {colour.index}, [colour.index]
+    while new:
+        index = new.pop()
+        reached = {member for role in roles for member in colours[index].meetings[role].members} - found
+        found |= reached
+        new += reached
+    return tuple(sorted(found))
 
 
 def step_boundary(stage: RankProgram) -> tuple[int, int]:
@@ -159,8 +170,18 @@ def step_boundary(stage: RankProgram) -> tuple[int, int]:
     return compute
 
 
+@dataclass(frozen=True, slots=True)
+class _ColourPlan:
+    """How a colour's program is flown: the cut of each call, the instruction that closes the period, and the groups of
+    roles that merged segments take to be in step."""
+
+    cuts: tuple[Cut, ...]
+    boundary: tuple[int, int]
+    roles: tuple[tuple[str, ...], ...]
+
+
 class _Cutter:
-    """Prices and cuts blocks for each colour, and remembers kernel prices."""
+    """Prices and cuts the blocks of each colour; colours alike in program and geometry share the result."""
 
     def __init__(self, program: StepProgram, profile: Profile, contention: Contention, coarse: bool) -> None:
         self.program = program
@@ -170,20 +191,30 @@ class _Cutter:
         self.pipelined = program.degrees.get("pp", 1) > 1
         self.punctual = False  # whether some single slows compute and may follow from a transfer (see `segments`)
         self._kernels: dict[KernelCall, float] = {}
-        self._names: dict[int, tuple[str, ...]] = {}
+        self._channels: dict[int, tuple[tuple[str, str], ...]] = {}
+        self._known: dict[object, _ColourPlan] = {}
 
-    def channel_names(self, stage: RankProgram) -> tuple[str, ...]:
-        """Channels a stage communicates on."""
-        known = self._names.get(id(stage))
+    def channels(self, number: int) -> tuple[tuple[str, str], ...]:
+        """(role, channel) of every communicator a class uses."""
+        known = self._channels.get(number)
         if known is None:
-            comms = (i.comm for block in stage.blocks for i in block.instructions)
-            known = self._names[id(stage)] = tuple(dict.fromkeys(comm.channel for comm in comms if comm is not None))
+            comms = (i.comm for block in self.program.classes[number].blocks for i in block.instructions)
+            names = dict.fromkeys((comm.role, comm.channel) for comm in comms if comm is not None)
+            known = self._channels[number] = tuple(names)
         return known
 
-    def cuts(self, colour: Colour, boundary: tuple[int, int]) -> list[Cut]:
-        """The cut of each call of a colour's program. The block that closes the period stays uncut, so that its STEP is
-        seen."""
-        stage = self._stage(colour)
+    def plan(self, colour: Colour) -> _ColourPlan:
+        """How a colour's program is flown."""
+        kinds = ((role, m.geometry, m.crowded, m.in_step) for role, m in colour.meetings.items())
+        key = (colour.program, *kinds)
+        if key not in self._known:
+            self._known[key] = self._cut(colour)
+        return self._known[key]
+
+    def _cut(self, colour: Colour) -> _ColourPlan:
+        """The block that closes the period stays uncut, so that its STEP is seen."""
+        stage = self.program.classes[colour.program]
+        boundary = step_boundary(stage)
         pricer = Pricer(self.profile, colour, self.pipelined, self._kernels)
         rows = [pricer.block(block) for block in stage.blocks]
         closing = stage.calls[boundary[0]].block
@@ -198,13 +229,13 @@ class _Cutter:
             if block not in fine:
                 fine[block] = cut(stage.blocks[block], rows[block], False, self.contention, ports[block])
             chosen[index] = fine[block]
-        return chosen
+        roles = dict.fromkeys(
+            segment.roles for cut_ in (*cuts, *fine.values()) for segment in cut_.segments if segment.roles
+        )
+        return _ColourPlan(tuple(chosen), boundary, tuple(roles))
 
     def _has_slowing_single(self, block: Block, cut_: Cut) -> bool:
         """Communications of the step's end and beginning follow from no transfer."""
         singles = (segment.rows[0] for segment in cut_.segments if segment.merge is None)
         factors = self.contention.compute
         return any(factors[row.stream] != 1.0 and block.instructions[row.local].phase != "step" for row in singles)
-
-    def _stage(self, colour: Colour) -> RankProgram:
-        return self.program.classes[colour.program]

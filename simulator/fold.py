@@ -23,11 +23,20 @@ PIPELINE = ("pp_next", "pp_prev")
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """What a communicator of one colour is: `members` are the colours that meet on it (one: nobody to wait for)."""
+    """What a communicator of one colour is: `members` are the flown colours that meet on it (one: nobody to wait for).
+
+    `in_step`: they would fold to one colour, so they must arrive together.
+    """
 
     geometry: Geometry
     members: tuple[int, ...]
     name: tuple[str, tuple[int, ...]]
+    in_step: bool
+
+    @property
+    def crowded(self) -> bool:
+        """Whether there is anybody to wait for."""
+        return len(self.members) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +120,8 @@ def fold(
     """The colours of a job, in order of their first rank. `unfold`: every rank its own. `shared_nodes`: ranks of a node
     slow each other (a CPU cluster), so what is on a node tells its ranks apart."""
     places = _Places(program, cluster)
-    paint = list(range(program.world)) if unfold else _refine(program, places, shared_nodes)
+    folded = _refine(program, places, shared_nodes)
+    paint = list(range(program.world)) if unfold else folded
     ranks: dict[int, list[int]] = {}
     for rank, shade in enumerate(paint):
         ranks.setdefault(shade, []).append(rank)
@@ -126,7 +136,7 @@ def fold(
             rank=members[0],
             ranks=tuple(members),
             program=program.class_of[members[0]],
-            meetings={role: _meeting(places, colours, role, members[0]) for role in program.groups},
+            meetings={role: _meeting(places, colours, folded, (role, members[0])) for role in program.groups},
             node=places.node[members[0]],
             beside=dict(beside[places.node[members[0]]]),
         )
@@ -134,15 +144,17 @@ def fold(
     )
 
 
-def _meeting(places: _Places, colours: list[int], role: str, rank: int) -> Meeting:
+def _meeting(places: _Places, colours: list[int], folded: list[int], where: tuple[str, int]) -> Meeting:
+    role, rank = where
     ranks = places.group_of[role][rank]
     geometry = places.geometry[role][rank]
     if role in PIPELINE:
         peer = neighbour(ranks, rank, 1 if role == "pp_next" else -1)
         edge = (colours[rank], colours[peer]) if role == "pp_next" else (colours[peer], colours[rank])
-        return Meeting(geometry, edge, ("pp", edge))
+        members: tuple[int, ...] = edge if edge[0] != edge[1] else edge[:1]
+        return Meeting(geometry, members, ("pp", edge), len(members) == 1)
     members = tuple(sorted({colours[r] for r in ranks}))
-    return Meeting(geometry, members, (role, members))
+    return Meeting(geometry, members, (role, members), len({folded[r] for r in ranks}) == 1)
 
 
 def _refine(program: StepProgram, places: _Places, shared_nodes: bool) -> list[int]:

@@ -51,6 +51,29 @@ class Channel:
             launch(waiting, max([member.start for member in waiting]))
 
 
+class NotInStep(Exception):
+    """Ranks that were taken to be in step are not: fly without merged segments."""
+
+
+class Cohort:
+    """Flown ranks taken to be in step: each says when it flew its n-th common segment and how, and all must agree."""
+
+    __slots__ = ("expected", "open")
+
+    def __init__(self, expected: int) -> None:
+        self.expected = expected
+        self.open: dict[int, list[object]] = {}
+
+    def agree(self, number: int, flown: tuple[int, object]) -> None:
+        """A rank reports (start, outcome) of its segment `number`. Raises NotInStep."""
+        reports = self.open.setdefault(number, [])
+        if reports and reports[0] != flown:
+            raise NotInStep
+        reports.append(flown)
+        if len(reports) == self.expected:
+            del self.open[number]
+
+
 def launch(members: list[Op], last: int) -> None:
     """All members of a communication (or the only one) move together from `last` on: schedule their end, or where work
     shares a device an activity."""

@@ -154,6 +154,8 @@ class Merged:
     def _close(self, merge: Merge, outcome: Outcome, end: int) -> None:
         """Compute of the segment is settled: account for it."""
         rank, first, inputs = self.rank, self.first, self.inputs
+        if self.segment.roles:
+            rank.agree(self.segment.roles, (first, outcome))
         if first > rank.front:
             self._blame_entry(merge, first, inputs)
         account = rank.account

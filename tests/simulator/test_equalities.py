@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from plan.timeline import TIMES
 from simulator.flight import Flight, fly
+from simulator.nodes import Cohort, NotInStep
 from tests.simulator.fakes import FakeProfile
 from tests.simulator.runs import small
 
@@ -144,6 +145,26 @@ def test_any_flight_is_the_same_coarse_fine_and_unfolded(drawn: tuple[dict[str, 
     assert coarse.accounts == fine.accounts
     unfolded = fly(program, run, profile, unfold=True)
     assert [unfolded.periods_ps[colour.rank] for colour in coarse.colours] == list(coarse.periods_ps)
+
+
+@pytest.mark.parametrize("plan", ["tp2-sp", "tp2-pp2-dp2", "interleaved"])
+def test_unfolded_is_the_same_coarse_and_fine(plan: str) -> None:
+    """Ranks in step fly merged segments of their own, and agree."""
+    program, run = small(PLANS[plan])
+    for profile in (PROFILES["between"], PROFILES["one-way"], PROFILES["both-ways"]):
+        coarse, fine = (fly(program, run, profile, unfold=True, coarse=flag) for flag in (True, False))
+        assert coarse.periods_ps == fine.periods_ps
+        assert coarse.accounts == fine.accounts
+        assert coarse.events <= fine.events
+
+
+def test_ranks_in_step_must_agree() -> None:
+    cohort = Cohort(2)
+    cohort.agree(0, (10, "as planned"))
+    cohort.agree(1, (20, "as planned"))
+    cohort.agree(0, (10, "as planned"))
+    with pytest.raises(NotInStep):
+        cohort.agree(1, (21, "as planned"))
 
 
 def test_whole_nodes_fold_to_stages() -> None:
