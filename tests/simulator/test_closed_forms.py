@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from calibration.profile import load_profile
 from plan.program import KernelCall
 from simulator.breakdown import CLASSES
 from simulator.flight import fly
@@ -132,3 +133,14 @@ def test_a_flight_is_reproducible() -> None:
     program, run = small(PLAN)
     first, second = fly(program, run, FakeProfile()), fly(program, run, FakeProfile())
     assert (first.periods_ps, first.accounts, first.events) == (second.periods_ps, second.accounts, second.events)
+
+
+@pytest.mark.parametrize("name", ["a100-80gb", "h200"])
+def test_shipped_profiles_scale_and_vanish(name: str) -> None:
+    """Contention and collectives included: every time of a real profile x 3 is 3 x the step, and none is left at 0."""
+    program, run = small(PLAN, hidden=2048)
+    profile = load_profile(name)
+    one, three = fly(program, run, profile), fly(program, run, profile.scaled(3.0))
+    assert three.step_time_s == pytest.approx(3 * one.step_time_s, rel=1e-6)
+    assert three.breakdown == pytest.approx(one.breakdown, abs=1e-6)
+    assert fly(program, run, profile.scaled(0.0)).step_time_s == 0.0
