@@ -63,6 +63,7 @@ class _Class:
         self.synced = -1
 
     def prove(self) -> None:
+        self._wired()
         self._order()
         for at in range(len(self.flat.placed)):
             self._touch(at)
@@ -71,6 +72,12 @@ class _Class:
             if owner not in self.freed:
                 self._refuse("memory", "a buffer is never freed", self.touched[owner][0].at)
         self._close()
+
+    def _wired(self) -> None:
+        for here, call in enumerate(self.program.calls):
+            if any(bound >= here for bound, _ in call.bindings):
+                reason = f"call {here} is bound to one that is not issued before it"
+                raise ProofError("deadlock", reason, [name(self.program, self.class_, here, 0)])
 
     def _order(self) -> None:
         flat = self.flat

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import assume, given, reject
+from hypothesis import Phase, assume, given, reject, settings
 from hypothesis import strategies as st
 
 from plan import edit
@@ -46,6 +46,11 @@ def compiled(plan: dict[str, Any], tied: bool) -> StepProgram:
     return compile_run(run)
 
 
+# A failure is told by its plan and edit; explaining it line by line would trace the whole compiler for minutes.
+quickly = settings(phases=(Phase.explicit, Phase.generate, Phase.shrink))
+
+
+@quickly
 @given(plans, st.booleans())
 def test_whatever_compiles_proves(plan: dict[str, Any], tied: bool) -> None:
     program = compiled(plan, tied)
@@ -109,6 +114,7 @@ def refused(check: Callable[[], None]) -> str | None:
     return None
 
 
+@quickly
 @given(plans, st.booleans(), st.sampled_from(EDITS), st.data())
 def test_edits_are_judged_as_the_plain_proofs_judge_them(
     plan: dict[str, Any], tied: bool, change: Callable[[Draw, StepProgram, int], StepProgram], data: st.DataObject
