@@ -119,14 +119,14 @@ def test_every_unit_is_on_one_stage(costs: list[float], stages: int) -> None:
 
 
 def test_errors_in_numbers() -> None:
-    found = errors(["a", "b", "c", "d"], [1.1, 0.8, 3.0, 4.4], [1.0, 1.0, 3.0, 4.0], 0.5)
+    found = errors(["a", "b", "c", "d"], [1.1, 0.8, 3.0, 4.4], [1.0, 1.0, 3.0, 4.0])
     assert found is not None
     assert found.mean_absolute == pytest.approx(0.1)
     assert found.median_absolute == pytest.approx(0.1)
     assert found.bias == pytest.approx(0.0)
-    assert (found.worst_row, found.rows, found.inside_interval) == ("b", 4, 0.5)
+    assert (found.worst_row, found.rows) == ("b", 4)
     assert found.worst == pytest.approx(-0.2)
-    assert errors([], [], [], None) is None
+    assert errors([], [], []) is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=3, max_size=30))
