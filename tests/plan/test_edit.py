@@ -2,7 +2,7 @@
 
 import pytest
 
-from plan.edit import drop, drop_call, drop_wait, find, move, move_call, rebind, swap
+from plan.edit import drop, drop_call, drop_wait, find, move, move_call, swap
 from plan.program import Instruction, StepProgram, expand
 from plan.prove import prove
 from tests.plan.handmade import tiny_program
