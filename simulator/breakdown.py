@@ -3,7 +3,8 @@
 The compute stream of a rank is the thread to follow. While it computes, the time belongs to `compute`, `recompute` or
 `optimizer`. While it is idle, the gap belongs to what it waits for: a transfer under way is *exposed* tensor, pipeline,
 data or offload communication; a partner that has not come is a pipeline `bubble` (across stages) or `skew` (inside a
-group that should be in step); an instruction not yet issued is `host`. A gap that reaches further back than the
+group that should be in step); an instruction not yet issued is `host`, but for the time in which the host itself was
+blocked by a communication. A gap that reaches further back than the
 transfer waited for is charged to what that transfer itself waited for. Every picosecond between two STEPs has exactly
 one class.
 """

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from plan.errors import WindtunnelError
 from plan.program import STREAMS, RankProgram
 from plan.text import label_of
-from simulator.breakdown import CLASSES
+from simulator.breakdown import CLASSES, HOST, Trail
 from simulator.clock import Clock
 from simulator.coarsen import Cut, Segment
 from simulator.costs import COMPUTE_STREAM, Row
@@ -50,6 +50,7 @@ class RankFlight:
         "engine",
         "front",
         "handles",
+        "held",
         "host",
         "lanes",
         "many",
@@ -94,6 +95,7 @@ class RankFlight:
         self.running: Op | Merged | None = None
         self.until = 0
         self.windows: list[Window] = []
+        self.held: Trail | None = None  # what issuing was late for: the communication that blocked the host last
 
     def mark(self, end: int) -> None:
         """The step's last STEP has ended: close the period's account."""
@@ -108,9 +110,12 @@ class RankFlight:
 
     def notify(self) -> None:
         """What the host was blocked on has ended."""
-        end = self.node_ops[-1].outs[0]
+        blocker = self.node_ops[-1]
+        end = blocker.outs[0]
         assert end is not None
         self.host = max(self.host, end)
+        trail = blocker.trail(0)
+        self.held = None if trail is None else (end, HOST, end, HOST, trail)
         self.walk()
 
     def prune(self, start: int) -> None:

@@ -69,7 +69,8 @@ class Flight:
     @cached_property
     def memory(self) -> tuple[StageMemory, ...]:
         """Memory of each class (pipeline stage)."""
-        return tuple(fly_memory(stage, self.profile.allocator) for stage in self.program.classes)
+        with _uncollected():
+            return tuple(fly_memory(stage, self.profile.allocator) for stage in self.program.classes)
 
     @cached_property
     def interval(self) -> Interval:

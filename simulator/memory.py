@@ -210,7 +210,7 @@ _NONE: frozenset[int] = frozenset()
 
 
 def _unbound(call: Call) -> frozenset[int]:
-    if all(bound >= 0 for bound, _ in call.bindings):
+    if (-1, -1) not in call.bindings:
         return _NONE
     return frozenset(k for k, (bound, _) in enumerate(call.bindings) if bound < 0)
 

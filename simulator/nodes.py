@@ -116,6 +116,7 @@ class Op:
         "before",
         "call",
         "channel",
+        "held",
         "issued",
         "last",
         "outs",
@@ -143,6 +144,7 @@ class Op:
         self.start = self.last = FLOOR
         self.version = 0
         self.before: Trail | None = None
+        self.held = rank.held
         for node, k in sources:
             if node.outs[k] is None:
                 node.call_back(k, self)
@@ -172,15 +174,16 @@ class Op:
         if self.issued > latest:
             latest, cause = self.issued, None
         self.start = latest
+        blamed = self.held if cause is None else cause.trail(output)
         if self.row.stream == COMPUTE_STREAM:
             rank = self.rank
             if latest > rank.front:
-                blame(rank.account, rank.front, latest, None if cause is None else cause.trail(output))
-            if rank.engine.wake_ps and cause is not None and cause.trail(output) is not None and latest > self.issued:
+                blame(rank.account, rank.front, latest, blamed)
+            if rank.engine.wake_ps and cause is not None and blamed is not None and latest > self.issued:
                 self.start = latest = latest + rank.engine.wake_ps
                 rank.account[HOST] += rank.engine.wake_ps
-        elif cause is not None and latest > self.rank.front:  # no gap reaches further back than the front
-            self.before = cause.trail(output)
+        elif latest > self.rank.front:  # no gap reaches further back than the front
+            self.before = blamed
         if self.channel is not None:
             self.channel.arrive(self)
         elif self.rank.engine.shared or self.row.stream != COMPUTE_STREAM:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from simulator.breakdown import HOST, Trail, blame
+from simulator.breakdown import Trail, blame
 from simulator.clock import FLOOR
 from simulator.coarsen import Segment
 from simulator.costs import COMPUTE_STREAM
@@ -30,6 +30,7 @@ class Merged:
         "before",
         "call",
         "first",
+        "held",
         "host",
         "inputs",
         "outcome",
@@ -48,6 +49,7 @@ class Merged:
         self.segment = segment
         self.call = call
         self.host = host
+        self.held = rank.held
         self.sources: Sequence[Source | None] = sources
         self.waiters: list[tuple[int, Waiter]] = []
         self.outs: list[int | None] = [None] * len(segment.merge.outputs)
@@ -178,7 +180,7 @@ class Merged:
             if inputs[index] > latest:
                 latest, cause = inputs[index], self.sources[index]
         if self.host + merge.issued[0] > latest or cause is None:
-            self.rank.account[HOST] += first - self.rank.front
+            blame(self.rank.account, self.rank.front, first, self.held)
         else:
             blame(self.rank.account, self.rank.front, first, cause[0].trail(cause[1]))
 

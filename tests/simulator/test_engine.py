@@ -8,6 +8,7 @@ import pytest
 
 from calibration.profile import CoreSharing
 from plan.errors import WindtunnelError
+from simulator.breakdown import CLASSES
 from simulator.flight import fly
 from tests.simulator.runs import TABLE, by_hand, cluster_run, compute, move, starts
 
@@ -57,6 +58,19 @@ def test_a_host_synchronisation_stops_the_issue() -> None:
     held = by_hand([compute("F", 30, host_sync=True), compute("STEP", 1)])
     assert periods(fly(free, cluster_run(1), host)) == [31]
     assert periods(fly(held, cluster_run(1), host)) == [30 + 5 + 1 + 4]  # the issue of F overlaps STEP by 1
+
+
+def test_a_host_blocked_by_a_transfer_is_not_blamed() -> None:
+    """Rank 1 blocks its host on a receive: its host time is 5 us to issue STEP and what is left of issuing RECV (1.5
+    us)."""
+    follows."""
+    slow_host = replace(TABLE, issue_s=2.5e-6)
+    send = [compute("F", 15), move("send", "pp_next", "send_fwd", 8, (0,), "fwd"), compute("STEP", 1, (1,))]
+    blocked = replace(move("recv", "pp_prev", "recv_fwd", 8, (), "fwd"), host_sync=True)
+    groups = {"pp_next": ((0, 1),), "pp_prev": ((0, 1),)}
+    flight = fly(by_hand(send, [blocked, compute("STEP", 1)], groups=groups), cluster_run(2), slow_host)
+    account = dict(zip(CLASSES, (time / US for time in flight.accounts[1]), strict=True))
+    assert account == dict.fromkeys(CLASSES, 0) | {"compute": 1, "bubble": 8.5, "exposed_pipeline": 8, "host": 6.5}
 
 
 def test_contention_slows_both_and_ends_with_the_overlap() -> None:
