@@ -63,7 +63,6 @@ def test_a_host_synchronisation_stops_the_issue() -> None:
 def test_a_host_blocked_by_a_transfer_is_not_blamed() -> None:
     """Rank 1 blocks its host on a receive: its host time is 5 us to issue STEP and what is left of issuing RECV (1.5
     us)."""
-    follows."""
     slow_host = replace(TABLE, issue_s=2.5e-6)
     send = [compute("F", 15), move("send", "pp_next", "send_fwd", 8, (0,), "fwd"), compute("STEP", 1, (1,))]
     blocked = replace(move("recv", "pp_prev", "recv_fwd", 8, (), "fwd"), host_sync=True)
