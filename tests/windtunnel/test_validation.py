@@ -20,7 +20,7 @@ from windtunnel.validation.conventions import CONVENTIONS, convention
 from windtunnel.validation.flying import Flyer, shorter
 from windtunnel.validation.published import Published
 from windtunnel.validation.rows import convert, run_dict, units_by_cost
-from windtunnel.validation.score import errors, rank_correlation, scoreboard
+from windtunnel.validation.score import errors, rank_correlation, scoreboard, training_runs
 from windtunnel.validation.table import text
 
 Call = Callable[..., Any]
@@ -200,6 +200,13 @@ def test_rows_a_profile_was_fitted_on_are_not_scored() -> None:
     assert [r.id for r in board.rows] == [SMALL[1]]
     assert board.profiles[0].calibrated_on == (SMALL[0],)
     assert board.sources[0].unscored[0].reason == "calibration data of the profile"
+
+
+def test_calibration_rows_are_named_singly_or_as_a_range() -> None:
+    ids = ["a", "b", "c", "d"]
+    assert training_runs(["gemm-0001..gemm-0009", "d"], ids) == ("d",)
+    assert training_runs(["b..c", "c"], ids) == ("b", "c")
+    assert training_runs([], ids) == ()
 
 
 def test_errors_follow_the_profile() -> None:

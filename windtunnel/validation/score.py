@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -71,6 +71,8 @@ class Errors:
     """Spearman's, of predicted against measured; null below three rows."""
     inside_interval: float | None
     """Share of rows whose measurement lies inside the stated interval; null for memory, which states none."""
+    interval_width: float | None
+    """Mean of (high − low) / forecast: a wide interval holds everything and says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,21 +142,29 @@ def scoreboard(
     return Scoreboard(_sources(cases, reasons, scores), used, tuple(scores))
 
 
-def profiles_used(cases: Iterable[Case], flyer: Flyer) -> tuple[ProfileUsed, ...]:
+def profiles_used(cases: Sequence[Case], flyer: Flyer) -> tuple[ProfileUsed, ...]:
     """The profiles that price these cases, each once, with the training runs they were fitted on."""
     found: dict[str, ProfileUsed] = {}
+    ids = [case.row.id for case in cases]
     for case in cases:
         assert case.run is not None
         profile = flyer.profile_of(case.run)
-        rows = tuple(row for source in profile.provenance.values() for row in source.rows)
-        found.setdefault(profile.name, ProfileUsed(profile.name, profile.free_parameters, _training_runs(rows, cases)))
+        if profile.name not in found:
+            named = [row for source in profile.provenance.values() for row in source.rows]
+            found[profile.name] = ProfileUsed(profile.name, profile.free_parameters, training_runs(named, ids))
     return tuple(found.values())
 
 
-def _training_runs(named: Sequence[str], cases: Iterable[Case]) -> tuple[str, ...]:
-    """Of the row ids a profile names (gemm, nccl and runs alike), those of training runs."""
-    wanted = set(named)
-    return tuple(case.row.id for case in cases if case.row.id in wanted)
+def training_runs(named: Sequence[str], ids: Sequence[str]) -> tuple[str, ...]:
+    """Of `ids`, in the order of their table, those a profile names, singly or as a range `first..last`. What it names of
+    other tables (GEMM rates, collectives) is none of them."""
+    place = {name: index for index, name in enumerate(ids)}
+    found: set[int] = set()
+    for name in named:
+        first, _, last = name.partition("..")
+        if first in place and (last or first) in place:
+            found |= set(range(place[first], place[last or first] + 1))
+    return tuple(ids[index] for index in sorted(found))
 
 
 def score(case: Case, flyer: Flyer) -> RowScore:
@@ -211,13 +221,16 @@ def _source(name: str, cases: Sequence[Case], reasons: dict[str, str], scores: S
 def step_time_errors(rows: Sequence[RowScore]) -> Errors | None:
     """Errors of step time over the rows that have one."""
     timed = [row for row in rows if row.step_time_error is not None and row.measured_step_time_s is not None]
-    inside = [row.interval_s[0] <= (row.measured_step_time_s or 0.0) <= row.interval_s[1] for row in timed]
-    return errors(
+    found = errors(
         [row.id for row in timed],
         [row.predicted_step_time_s for row in timed],
         [row.measured_step_time_s or 0.0 for row in timed],
-        float(np.mean(inside)) if inside else None,
     )
+    if found is None:
+        return None
+    inside = [row.interval_s[0] <= (row.measured_step_time_s or 0.0) <= row.interval_s[1] for row in timed]
+    width = [(row.interval_s[1] - row.interval_s[0]) / row.predicted_step_time_s for row in timed]
+    return replace(found, inside_interval=float(np.mean(inside)), interval_width=float(np.mean(width)))
 
 
 def memory_errors(rows: Sequence[RowScore]) -> Errors | None:
@@ -227,13 +240,10 @@ def memory_errors(rows: Sequence[RowScore]) -> Errors | None:
         [row.id for row in sized],
         [row.predicted_memory_gib for row in sized],
         [row.measured_memory_gib or 0.0 for row in sized],
-        None,
     )
 
 
-def errors(
-    ids: Sequence[str], predicted: Sequence[float], measured: Sequence[float], inside: float | None
-) -> Errors | None:
+def errors(ids: Sequence[str], predicted: Sequence[float], measured: Sequence[float]) -> Errors | None:
     """Summary of relative errors; None without rows."""
     if not ids:
         return None
@@ -247,7 +257,8 @@ def errors(
         worst_row=ids[worst],
         worst=float(relative[worst]),
         rank_correlation=rank_correlation(predicted, measured),
-        inside_interval=inside,
+        inside_interval=None,
+        interval_width=None,
     )
 
 

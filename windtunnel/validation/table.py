@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from reports.tables import gib, percent, render, seconds, spaced, table
 from windtunnel.validation.score import Errors, RowScore, Scoreboard, SourceScore
 
-COLUMNS = ("source", "rows", "|e|", "median", "bias", "worst", "rank", "inside", "mem |e|", "bias")
+COLUMNS = ("source", "rows", "|e|", "median", "bias", "worst", "rank", "inside", "width", "mem |e|", "bias")
 TITLE = (
-    "Forecast against published measurements: step time and memory, e = (forecast − measured) / measured; "
-    "rows scored of rows in all; inside: measured within the stated interval"
+    "Forecast against published measurements, in percent: e = (forecast − measured) / measured; "
+    "rows: scored of all; inside: share measured within the stated interval, width: of that interval"
 )
 
 
@@ -40,12 +40,25 @@ def _lines(source: SourceScore) -> list[Sequence[str]]:
 
 
 def _line(name: str, scored: str, time: Errors | None, memory: Errors | None) -> Sequence[str]:
-    cells = ["-"] * 6 if time is None else [
-        percent(time.mean_absolute), percent(time.median_absolute), percent(time.bias, True), percent(time.worst, True),
-        "-" if time.rank_correlation is None else f"{time.rank_correlation:.2f}", percent(time.inside_interval),
-    ]  # fmt: skip
-    sizes = ["-"] * 2 if memory is None else [percent(memory.mean_absolute), percent(memory.bias, True)]
+    cells = ["-"] * 7
+    if time is not None:
+        rank = "-" if time.rank_correlation is None else f"{time.rank_correlation:.2f}"
+        inside = [_percent(time.inside_interval), _percent(time.interval_width)]
+        cells = [*_errors(time), _signed(time.worst), rank, *inside]
+    sizes = ["-"] * 2 if memory is None else [_percent(memory.mean_absolute), _signed(memory.bias)]
     return [name, scored, *cells, *sizes]
+
+
+def _errors(found: Errors) -> list[str]:
+    return [_percent(found.mean_absolute), _percent(found.median_absolute), _signed(found.bias)]
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value * 100:.1f}"
+
+
+def _signed(value: float) -> str:
+    return f"{value * 100:+.1f}"
 
 
 def _profiles(board: Scoreboard) -> str:
