@@ -1,11 +1,13 @@
 """SwiGLU and GELU(+bias), forward and backward: the pointwise half of a feed-forward block, one pass each.
 
     swiglu:  h = silu(gate)·up              dgate = dh·up·σ(gate)·(1 + gate·(1 − σ(gate)))     dup = dh·silu(gate)
-    gelu:    h = ½·a·(1 + erf(a/√2)), a = x + bias;  "tanh": the usual approximation, ½·a·(1 + tanh(√(2/π)(a + 0.044715·a³)))
+    gelu:    h = ½·a·(1 + erf(a/√2)), a = x + bias
+    "tanh":  h = ½·a·(1 + tanh(√(2/π)(a + 0.044715·a³))), the usual approximation
 
-gate and up may be two strided views of one GEMM output, and their gradients may be written into two views of one buffer, so nothing is
-copied to split or join them. Only gate and up (or x) are saved; the sigmoid is recomputed. The bias gradient of GELU is fp32, deterministic
-(persistent stripes, fixed second reduction), and is added into the caller's main gradient when given.
+gate and up may be two strided views of one GEMM output, and their gradients may be written into two views of one
+buffer, so nothing is copied to split or join them. Only gate and up (or x) are saved; the sigmoid is recomputed. The
+bias gradient of GELU is fp32, deterministic (persistent stripes, fixed second reduction), and is added into the
+caller's main gradient when given.
 """
 
 from __future__ import annotations
@@ -14,6 +16,12 @@ from typing import Literal
 
 import torch
 
+from kernels.activations_kernels import (
+    gelu_backward_kernel,
+    gelu_forward_kernel,
+    swiglu_backward_kernel,
+    swiglu_forward_kernel,
+)
 from kernels.launch import (
     KernelArgumentError,
     Launcher,
@@ -23,8 +31,6 @@ from kernels.launch import (
     check_tensor,
     direct,
     processors,
-    tl,
-    triton,
     use_triton,
 )
 from kernels.norms import sum_partials
@@ -75,118 +81,14 @@ def gelu_backward_reference(
     return dx.to(x.dtype), dx.reshape(-1, x.shape[-1]).sum(0)
 
 
-# ---------------------------------------------------------------- Triton
-
-
-@triton.jit
-def swiglu_forward_kernel(gate_ptr, up_ptr, h_ptr, gate_stride, up_stride, width, BLOCK: tl.constexpr):
-    tiles = tl.cdiv(width, BLOCK)
-    row = (tl.program_id(0) // tiles).to(tl.int64)
-    cols = (tl.program_id(0) % tiles).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = cols < width
-    gate = tl.load(gate_ptr + row * gate_stride + cols, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(up_ptr + row * up_stride + cols, mask=inside, other=0.0).to(tl.float32)
-    h = gate * tl.sigmoid(gate) * up
-    tl.store(h_ptr + row * width + cols, h.to(h_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def swiglu_backward_kernel(
-    dh_ptr,
-    gate_ptr,
-    up_ptr,
-    dgate_ptr,
-    dup_ptr,
-    dh_stride,
-    gate_stride,
-    up_stride,
-    dgate_stride,
-    dup_stride,
-    width,
-    BLOCK: tl.constexpr,
-):
-    tiles = tl.cdiv(width, BLOCK)
-    row = (tl.program_id(0) // tiles).to(tl.int64)
-    cols = (tl.program_id(0) % tiles).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = cols < width
-    dh = tl.load(dh_ptr + row * dh_stride + cols, mask=inside, other=0.0).to(tl.float32)
-    gate = tl.load(gate_ptr + row * gate_stride + cols, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(up_ptr + row * up_stride + cols, mask=inside, other=0.0).to(tl.float32)
-    sigma = tl.sigmoid(gate)
-    dgate = dh * up * sigma * (1.0 + gate * (1.0 - sigma))
-    tl.store(dgate_ptr + row * dgate_stride + cols, dgate.to(dgate_ptr.dtype.element_ty), mask=inside)
-    tl.store(dup_ptr + row * dup_stride + cols, (dh * gate * sigma).to(dup_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _logistic(z, stored: tl.constexpr):
-    """(σ(z), 1 − σ(z)), the second without cancellation.
-
-    For 16-bit results by 1/x = rsqrt(x)²: 2⁻²¹ of relative error, half the instructions of a division.
-    """
-    t = tl.exp2(tl.minimum(-1.4426950408889634 * z, 100.0))  # finite, so that t·σ is
-    if stored == tl.float32:
-        sigma = 1.0 / (1.0 + t)
-    else:
-        root = tl.math.rsqrt(1.0 + t)
-        sigma = root * root
-    return sigma, t * sigma
-
-
-@triton.jit
-def gelu_forward_kernel(
-    x_ptr, bias_ptr, h_ptr, x_stride, width, HAS_BIAS: tl.constexpr, TANH: tl.constexpr, BLOCK: tl.constexpr
-):
-    tiles = tl.cdiv(width, BLOCK)
-    row = (tl.program_id(0) // tiles).to(tl.int64)
-    cols = (tl.program_id(0) % tiles).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = cols < width
-    a = tl.load(x_ptr + row * x_stride + cols, mask=inside, other=0.0).to(tl.float32)
-    if HAS_BIAS:
-        a += tl.load(bias_ptr + cols, mask=inside, other=0.0).to(tl.float32)
-    if TANH:
-        sigma, _ = _logistic(a * (1.5957691216057308 + 0.07135481282553472 * a * a), h_ptr.dtype.element_ty)
-        h = a * sigma  # ½(1 + tanh z) = σ(2z)
-    else:
-        h = 0.5 * a * (1.0 + tl.erf(a * 0.7071067811865476))
-    tl.store(h_ptr + row * width + cols, h.to(h_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def gelu_backward_kernel(
-    dh_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr, dh_stride, x_stride, rows, width,
-    HAS_BIAS: tl.constexpr, TANH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Program (column block, stripe): its columns over row tiles stripe, stripe + stripes, …; one partial bias gradient a stripe."""
-    flat = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    cols = flat[None, :]
-    stripe = tl.program_id(1)
-    dbias = tl.zeros([ROWS, BLOCK], tl.float32)
-    for tile in range(stripe, tl.cdiv(rows, ROWS), tl.num_programs(1)):
-        row = tl.cast(tile, tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-        inside = (row < rows) & (cols < width)
-        dh = tl.load(dh_ptr + row * dh_stride + cols, mask=inside, other=0.0).to(tl.float32)
-        a = tl.load(x_ptr + row * x_stride + cols, mask=inside, other=0.0).to(tl.float32)
-        if HAS_BIAS:
-            a += tl.load(bias_ptr + cols, mask=cols < width, other=0.0).to(tl.float32)
-        if TANH:
-            square = a * a
-            sigma, rest = _logistic(a * (1.5957691216057308 + 0.07135481282553472 * square), dx_ptr.dtype.element_ty)
-            slope = sigma + a * sigma * rest * (1.5957691216057308 + 0.21406443847660416 * square)
-        else:
-            slope = 0.5 * (1.0 + tl.erf(a * 0.7071067811865476)) + a * 0.3989422804014327 * tl.exp(-0.5 * a * a)
-        dx = dh * slope
-        tl.store(dx_ptr + row * width + cols, dx.to(dx_ptr.dtype.element_ty), mask=inside)
-        dbias += dx
-    if HAS_BIAS:
-        tl.store(partial_ptr + tl.cast(stripe, tl.int64) * width + flat, tl.sum(dbias, axis=0), mask=flat < width)
-
-
 # ---------------------------------------------------------------- plain functions
 
 
 def swiglu_forward(gate: Tensor, up: Tensor, *, launcher: Launcher = direct) -> Tensor:
-    """silu(gate)·up, contiguous, in gate's type. gate and up: (…, width), same shape and type; strided rows are read in place."""
+    """silu(gate)·up, contiguous, in gate's type.
+
+    gate and up: (…, width), same shape and type; strided rows are read in place.
+    """
     _check_pair(gate, up)
     if not use_triton(gate):
         return swiglu_forward_reference(gate, up)
@@ -197,7 +99,7 @@ def swiglu_forward(gate: Tensor, up: Tensor, *, launcher: Launcher = direct) -> 
         launcher(swiglu_forward_kernel)[(rows * cdiv(width, BLOCK),)](
             flat_gate, flat_up, h, flat_gate.stride(0), flat_up.stride(0), width, BLOCK=BLOCK, num_warps=WARPS
         )
-    return h.view(gate.shape)
+    return h if gate.dim() == 2 else h.view(gate.shape)
 
 
 def swiglu_backward(
@@ -209,7 +111,10 @@ def swiglu_backward(
     dup: Tensor | None = None,
     launcher: Launcher = direct,
 ) -> tuple[Tensor, Tensor]:
-    """(dgate, dup): new tensors, or the given (rows, width) outputs, which may be views of one buffer. Inputs are not changed."""
+    """(dgate, dup): new tensors, or the given (rows, width) outputs, which may be views of one buffer.
+
+    Inputs are not changed.
+    """
     _check_pair(gate, up)
     check_tensor("dh", dh, shape=gate.shape, device=gate.device)
     if not use_triton(gate):
@@ -245,7 +150,7 @@ def gelu_forward(
             flat, bias if bias is not None else flat, h, flat.stride(0), width,
             HAS_BIAS=bias is not None, TANH=approximate == "tanh", BLOCK=BLOCK, num_warps=GELU_FORWARD_WARPS,
         )  # fmt: skip
-    return h.view(x.shape)
+    return h if x.dim() == 2 else h.view(x.shape)
 
 
 def gelu_backward(
@@ -257,7 +162,10 @@ def gelu_backward(
     bias_grad: Tensor | None = None,
     launcher: Launcher = direct,
 ) -> tuple[Tensor, Tensor | None]:
-    """(dx in x's type, dbias fp32 or None without bias); dbias is `bias_grad` with the gradient added when that is given."""
+    """(dx in x's type, dbias fp32 or None without bias).
+
+    Dbias is `bias_grad` with the gradient added when that is given.
+    """
     _check_gelu(x, bias, approximate)
     check_tensor("dh", dh, shape=x.shape, device=x.device)
     if not use_triton(x):
@@ -281,7 +189,8 @@ def _output(name: str, given: Tensor | None, like: Tensor, rows: int, width: int
         return torch.empty((rows, width), dtype=like.dtype, device=like.device)
     if given.shape[-1] != width or given.numel() != rows * width or (width > 1 and given.stride(-1) != 1):
         raise KernelArgumentError(
-            f"{name} has shape {tuple(given.shape)}, strides {given.stride()}; accepted: {rows} rows of {width} with unit stride in a row"
+            f"{name} has shape {tuple(given.shape)}, strides {given.stride()}; accepted: {rows} rows of {width} "
+            "with unit stride in a row"
         )
     check_tensor(name, given, dtypes=(like.dtype,), device=like.device)
     return given if given.dim() == 2 else given.view(rows, width)

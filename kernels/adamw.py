@@ -1,13 +1,15 @@
 """AdamW over a flat shard in one pass: unscale, clip, decay by mask, update, and write the bf16 copy.
 
-    g ← gradient·grad_scale             grad_scale: a number on the device (unscaling × clip coefficient), so that clipping costs no synchronisation
-    p ← p·(1 − lr·decay·mask)           decoupled decay first (Loshchilov & Hutter 2019); mask selects the decayed elements
+    g ← gradient·grad_scale             grad_scale: unscaling × clip coefficient, on the device, so that clipping does
+                                        not synchronise
+    p ← p·(1 − lr·decay·mask)           decoupled decay first (Loshchilov & Hutter 2019); mask selects elements
     m ← β₁m + (1 − β₁)g                 v ← β₂v + (1 − β₂)g²
     p ← p − lr·(m/c₁)/(√(v/c₂) + ε)     c₁ = 1 − β₁ᵗ, c₂ = 1 − β₂ᵗ, formed on the host in fp64 and passed as fp32
 
-p, m, v fp32; the gradient fp32, bf16 or fp16; 28 bytes a parameter with an fp32 gradient, 26 with bf16, and 2 more for the bf16 copy. The mask is
-a byte an element, read only in the blocks where decayed and undecayed parameters meet: `DecayMask` keeps a code a block (none, all, mixed).
-`found_inf` (fp16) leaves everything untouched where it is not zero. Offsets are int64: a shard may pass 2³¹ elements.
+p, m, v fp32; the gradient fp32, bf16 or fp16; 28 bytes a parameter with an fp32 gradient, 26 with bf16, and 2 more
+for the bf16 copy. The mask is a byte an element, read only in the blocks where decayed and undecayed parameters meet:
+`DecayMask` keeps a code a block (none, all, mixed). `found_inf` (fp16) leaves everything untouched where it is not
+zero. Offsets are int64: a shard may pass 2³¹ elements.
 """
 
 from __future__ import annotations
@@ -58,7 +60,10 @@ class AdamWStep:
 
 
 class DecayMask(NamedTuple):
-    """Which elements of a flat shard decay. mask: uint8 (n,); codes: uint8 (⌈n / MASK_BLOCK⌉,), 0 none, 1 all, 2 mixed."""
+    """Which elements of a flat shard decay.
+
+    mask: uint8 (n,); codes: uint8 (⌈n / MASK_BLOCK⌉,), 0 none, 1 all, 2 mixed.
+    """
 
     mask: Tensor
     codes: Tensor
@@ -151,8 +156,8 @@ def adamw_step(
 ) -> None:
     """Updates p, m, v (and copy, the low-precision weights) in place.
 
-    p, m, v: contiguous (n,) fp32, or fp64 through the reference; g: (n,) of any float type, read only; decay: None decays everything;
-    grad_scale, found_inf: one-element tensors on p's device; copy: (n,) bf16, fp16 or fp32.
+    p, m, v: contiguous (n,) fp32, or fp64 through the reference; g: (n,) of any float type, read only; decay: None
+    decays everything; grad_scale, found_inf: one-element tensors on p's device; copy: (n,) bf16, fp16 or fp32.
     """
     _check(p, m, v, g, decay, grad_scale, found_inf, copy)
     if not use_triton(p):
@@ -163,10 +168,13 @@ def adamw_step(
         return
     c1, c2 = step.corrections
     direct(adamw_kernel)[(cdiv(n, MASK_BLOCK),)](
-        p, m, v, g, copy if copy is not None else p, decay.mask if decay is not None else p, decay.codes if decay is not None else p,
+        p, m, v, g, copy if copy is not None else p,
+        decay.mask if decay is not None else p, decay.codes if decay is not None else p,
         grad_scale if grad_scale is not None else p, found_inf if found_inf is not None else p, n,
-        step.lr / c1, step.lr * step.weight_decay, step.beta1, step.beta2, 1.0 - step.beta1, 1.0 - step.beta2, c2**0.5, step.eps,
-        HAS_MASK=decay is not None, HAS_SCALE=grad_scale is not None, HAS_INF=found_inf is not None, HAS_COPY=copy is not None,
+        step.lr / c1, step.lr * step.weight_decay, step.beta1, step.beta2, 1.0 - step.beta1, 1.0 - step.beta2,
+        c2**0.5, step.eps,
+        HAS_MASK=decay is not None, HAS_SCALE=grad_scale is not None, HAS_INF=found_inf is not None,
+        HAS_COPY=copy is not None,
         BLOCK=MASK_BLOCK, num_warps=WARPS,
     )  # fmt: skip
 

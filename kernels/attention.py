@@ -1,14 +1,17 @@
-"""Scaled dot-product attention as plain forward and backward functions over PyTorch's own operators, cuDNN preferred on Hopper.
+"""Scaled dot-product attention as plain forward and backward functions over PyTorch's own operators, cuDNN preferred
+on Hopper.
 
-PyTorch's SDPA tries FlashAttention-2 before cuDNN; on an H200 cuDNN is 1.7–2.0 times faster in both directions, so this file asks for it by
-name. A backend that refuses a shape or type (or is not in the build) is passed over for that kind of call, with the reason kept in
-`refusals()`; the last resort computes the scores in fp32. No attention kernel of our own: these are at the roof already.
+PyTorch's SDPA tries FlashAttention-2 before cuDNN; on an H200 cuDNN is 1.7–2.0 times faster in both directions, so
+this file asks for it by name. A backend that refuses a shape or type (or is not in the build) is passed over for that
+kind of call, with the reason kept in `refusals()`; the last resort computes the scores in fp32. No attention kernel
+of our own: these are at the roof already.
 
     CUDA, capability ≥ 9:  cudnn → flash → efficient → unfused        other CUDA:  flash → cudnn → efficient → unfused
     CPU:                   cpu (aten's flash for CPU; fp64, fp32, bf16) → unfused
 
-q (B, Hq, T, D), k and v (B, Hk, T, D), Hq a multiple of Hk; (B, T, H, D) activations come as `x.transpose(1, 2)` views, no copy. No dropout
-here: the fused kernels' own generators depend on the layout (attention dropout lives in the unfused attention of the trainer's pieces).
+q (B, Hq, T, D), k and v (B, Hk, T, D), Hq a multiple of Hk; (B, T, H, D) activations come as `x.transpose(1, 2)`
+views, no copy. No dropout here: the fused kernels' own generators depend on the layout (attention dropout lives in
+the unfused attention of the trainer's pieces).
 """
 
 from __future__ import annotations
@@ -137,7 +140,8 @@ def _efficient_backward(d: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Attention
 
 
 def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Attention:
-    return Attention(*aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale), "cpu", ())
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+    return Attention(out, lse, "cpu", ())
 
 
 def _cpu_backward(d: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Attention, causal: bool, scale: float) -> Any:
@@ -172,7 +176,8 @@ def preference(device: torch.device) -> tuple[str, ...]:
 
 
 def refusals() -> dict[tuple[Any, ...], str]:
-    """Why backends were passed over so far: (backend, device type, dtype, head dim, grouped, causal) → the first line of its error."""
+    """Why backends were passed over so far: (backend, device type, dtype, head dim, grouped, causal) → the first
+    line of its error."""
     return dict(_REFUSED)
 
 
@@ -182,7 +187,10 @@ def refusals() -> dict[tuple[Any, ...], str]:
 def attention_forward(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True, scale: float | None = None, backend: Backend = "auto"
 ) -> Attention:
-    """softmax(scale·q·kᵀ)·v with its log-sum-exp. scale: 1/√D when None. A named backend is used or raises; "auto" takes the first able."""
+    """softmax(scale·q·kᵀ)·v with its log-sum-exp.
+
+    scale: 1/√D when None. A named backend is used or raises; "auto" takes the first able.
+    """
     _check(q, k, v, causal)
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
     if backend != "auto":

@@ -1,10 +1,11 @@
-"""Measures every kernel beside eager PyTorch, torch.compile and Liger, as a share of the copy bandwidth of the same run.
+"""Measures every kernel beside eager PyTorch, torch.compile and Liger, as a share of the copy bandwidth of the same
+run.
 
     python -m kernels.bench [GROUP ...] [--json FILE] [--no-peers]
 
-Prints one line a contestant: time (median), share of the copy bandwidth (or TFLOP/s), the target and whether it is met; then host and device
-time of small calls. The JSON holds the same with 20th and 80th percentiles, bytes, versions and the git revision; the one of record is
-calibration/measured/h200-kernels.json. Method: kernels/timing.py.
+Prints one line a contestant: time (median), share of the copy bandwidth (or TFLOP/s), the target and whether it is
+met; then host and device time of small calls. The JSON holds the same with 20th and 80th percentiles, bytes, versions
+and the git revision; the one of record is calibration/measured/h200-kernels.json. Method: kernels/timing.py.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import Any
 import torch
 from torch._functorch import config as functorch_config
 
-from kernels.bench_cases import GROUPS, PEERS, Case
+from kernels.bench_case import PEERS, Case
+from kernels.bench_cases import GROUPS
 from kernels.bench_host import small_calls
 from kernels.launch import HAS_TRITON, triton
 from kernels.timing import copy_tb_s, host_us, kernel_ms, peak_gib, warm_ms

@@ -1,16 +1,14 @@
 # ruff: noqa: B023  (a case is measured before its generator moves on, so its closures see the values they were made with)
 """What `kernels.bench` measures: each operator at its shapes, ours beside eager PyTorch, torch.compile and Liger.
 
-A case names the operator, its size, the bytes a perfect pass moves (each input read once, each output written once) or the FLOPs where the
-work is matrix products, the target, and the contestants as functions without arguments. Backwards of the peers are `torch.autograd.grad`
-on a retained graph, their kernels alone (kernels/timing.py).
+A case names the operator, its size, the bytes a perfect pass moves (each input read once, each output written once)
+or the FLOPs where the work is matrix products, the target, and the contestants as functions without arguments.
+Backwards of the peers are `torch.autograd.grad` on a retained graph, their kernels alone (kernels/timing.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -27,118 +25,60 @@ from kernels import (
     onebit,
     rotary,
 )
+from kernels.bench_case import ELEMENTS, Call, Case, add_peer, add_torch, backward_of, bf16, compiled_of, liger_function
 from kernels.random import Dropout
 
 Tensor = torch.Tensor
-Call = Callable[[], object]
-
-PEERS = [True]
-"""Whether peers are built at all (`--no-peers`)."""
-ELEMENTS = 2**28
-"""Elements of a large activation: 512 MiB in bf16, over eight times the L2 of an H200."""
-
-
-@dataclass(slots=True)
-class Case:
-    name: str
-    shape: str
-    calls: dict[str, Call]
-    bytes: float = 0.0
-    flops: float = 0.0
-    target: float | None = None  # least share of the copy bandwidth, or most ms when `target_ms`
-    target_ms: bool = False
-    memory: bool = False  # also measure peak memory
-    budget_ms: float = 60.0
-    notes: dict[str, Any] = field(default_factory=dict)
-
-
-def _bf16(*shape: int, grad: bool = False) -> Tensor:
-    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16, requires_grad=grad)
-
-
-def _backward(outputs: Any, inputs: list[Tensor], upstream: Any) -> Call:
-    return lambda: torch.autograd.grad(outputs, inputs, upstream, retain_graph=True)
-
-
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    torch._dynamo.reset()
-    return torch.compile(function, dynamic=False)
-
-
-def _liger(path: str) -> Any:
-    """An attribute of Liger by dotted path, or None when Liger is not installed."""
-    import importlib
-
-    module, _, name = path.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError):
-        return None
-
-
-def _add(calls: dict[str, Call], name: str, make: Callable[[], Call]) -> None:
-    """Adds a peer; one that fails to build is named and left out."""
-    if not PEERS[0]:
-        return
-    try:
-        call = make()
-        call()
-        torch.cuda.synchronize()
-        calls[name] = call
-    except Exception as error:
-        print(f"  {name} left out: {type(error).__name__}: {str(error)[:160]}")
 
 
 def rms_norm() -> Iterator[Case]:
-    liger = _liger("liger_kernel.ops.rms_norm.LigerRMSNormFunction")
+    liger = liger_function("liger_kernel.ops.rms_norm.LigerRMSNormFunction")
     for width in (2048, 4096, 8192, 16384):
-        x, w, dy = _bf16(ELEMENTS // width, width, grad=True), _bf16(width, grad=True), _bf16(ELEMENTS // width, width)
+        x, w, dy = bf16(ELEMENTS // width, width, grad=True), bf16(width, grad=True), bf16(ELEMENTS // width, width)
         shape = f"{x.shape[0]}x{width} bf16"
 
         def plain(x: Tensor, w: Tensor, n: int = width) -> Tensor:
             return F.rms_norm(x, (n,), w, 1e-5)
 
-        compiled = _compiled(plain)
+        compiled = compiled_of(plain)
         forward: dict[str, Call] = {"ours": lambda: norms.norm_forward("rms", x.detach(), w.detach(), eps=1e-5)}
         _, _, rstd, _ = norms.norm_forward("rms", x.detach(), w.detach(), eps=1e-5)
         backward: dict[str, Call] = {"ours": lambda: norms.norm_backward("rms", dy, x.detach(), w.detach(), rstd)}
-        for name, function in (("eager", plain), ("compile", compiled)):
-            _add(forward, name, lambda f=function: lambda: f(x.detach(), w.detach()))
-            _add(backward, name, lambda f=function: _backward(f(x, w), [x, w], dy))
+        add_torch(forward, plain, compiled, lambda f: lambda: f(x.detach(), w.detach()))
+        add_torch(backward, plain, compiled, lambda f: backward_of(f(x, w), [x, w], dy))
         if liger is not None:
-            _add(forward, "liger", lambda: lambda: liger.apply(x.detach(), w.detach(), 1e-5, 0.0, "llama", False))
-            _add(backward, "liger", lambda: _backward(liger.apply(x, w, 1e-5, 0.0, "llama", False), [x, w], dy))
+            add_peer(forward, "liger", lambda: lambda: liger.apply(x.detach(), w.detach(), 1e-5, 0.0, "llama", False))
+            add_peer(backward, "liger", lambda: backward_of(liger.apply(x, w, 1e-5, 0.0, "llama", False), [x, w], dy))
         yield Case("rmsnorm forward", shape, forward, bytes=4.0 * ELEMENTS, target=0.95 if width >= 4096 else None)
         yield Case("rmsnorm backward", shape, backward, bytes=6.0 * ELEMENTS, target=0.82)
 
 
 def layer_norm() -> Iterator[Case]:
-    liger = _liger("liger_kernel.ops.layer_norm.LigerLayerNormFunction")
+    liger = liger_function("liger_kernel.ops.layer_norm.LigerLayerNormFunction")
     for width in (768, 4096):
         rows = ELEMENTS // 2 // width
         x, w, b, dy = (
-            _bf16(rows, width, grad=True),
-            _bf16(width, grad=True),
-            _bf16(width, grad=True),
-            _bf16(rows, width),
+            bf16(rows, width, grad=True),
+            bf16(width, grad=True),
+            bf16(width, grad=True),
+            bf16(rows, width),
         )
 
         def plain(x: Tensor, w: Tensor, b: Tensor, n: int = width) -> Tensor:
             return F.layer_norm(x, (n,), w, b, 1e-5)
 
-        compiled = _compiled(plain)
+        compiled = compiled_of(plain)
         xd, wd, bd = x.detach(), w.detach(), b.detach()
         _, _, rstd, mean = norms.norm_forward("layer", xd, wd, bd, eps=1e-5)
         forward: dict[str, Call] = {"ours": lambda: norms.norm_forward("layer", xd, wd, bd, eps=1e-5)}
         backward: dict[str, Call] = {
             "ours": lambda: norms.norm_backward("layer", dy, xd, wd, rstd, mean, has_bias=True)
         }
-        for name, function in (("eager", plain), ("compile", compiled)):
-            _add(forward, name, lambda f=function: lambda: f(xd, wd, bd))
-            _add(backward, name, lambda f=function: _backward(f(x, w, b), [x, w, b], dy))
+        add_torch(forward, plain, compiled, lambda f: lambda: f(xd, wd, bd))
+        add_torch(backward, plain, compiled, lambda f: backward_of(f(x, w, b), [x, w, b], dy))
         if liger is not None:
-            _add(forward, "liger", lambda: lambda: liger.apply(xd, wd, bd, 1e-5))
-            _add(backward, "liger", lambda: _backward(liger.apply(x, w, b, 1e-5), [x, w, b], dy))
+            add_peer(forward, "liger", lambda: lambda: liger.apply(xd, wd, bd, 1e-5))
+            add_peer(backward, "liger", lambda: backward_of(liger.apply(x, w, b, 1e-5), [x, w, b], dy))
         yield Case("layernorm forward", f"{rows}x{width} bf16", forward, bytes=4.0 * x.numel())
         yield Case("layernorm backward", f"{rows}x{width} bf16", backward, bytes=6.0 * x.numel())
 
@@ -147,18 +87,18 @@ def fused_norm() -> Iterator[Case]:
     """Residual add, dropout and RMSNorm in one pass, the stream in bf16 or fp32."""
     width = 4096
     rows = ELEMENTS // 2 // width
-    x, w, dy, dstream = _bf16(rows, width), _bf16(width), _bf16(rows, width), _bf16(rows, width)
-    residual = _bf16(rows, width)
+    x, w, dy, dstream = bf16(rows, width), bf16(width), bf16(rows, width), bf16(rows, width)
+    residual = bf16(rows, width)
     dropout = Dropout.at(0.1, seed=1, step=1, layer=1, site=1)
 
     def plain(x: Tensor, residual: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         stream = residual + x
         return F.rms_norm(stream, (width,), w, 1e-5), stream
 
-    compiled = _compiled(plain)
+    compiled = compiled_of(plain)
     calls: dict[str, Call] = {"ours": lambda: norms.norm_forward("rms", x, w, eps=1e-5, residual=residual)}
-    _add(calls, "eager", lambda: lambda: plain(x, residual, w))
-    _add(calls, "compile", lambda: lambda: compiled(x, residual, w))
+    add_peer(calls, "eager", lambda: lambda: plain(x, residual, w))
+    add_peer(calls, "compile", lambda: lambda: compiled(x, residual, w))
     yield Case("add + rmsnorm forward", f"{rows}x{width} bf16", calls, bytes=8.0 * x.numel())
     calls = {"ours": lambda: norms.norm_forward("rms", x, w, eps=1e-5, residual=residual, dropout=dropout)}
     yield Case("dropout + add + rmsnorm forward", f"{rows}x{width} bf16", calls, bytes=8.0 * x.numel())
@@ -170,24 +110,23 @@ def fused_norm() -> Iterator[Case]:
 
 
 def swiglu() -> Iterator[Case]:
-    liger = _liger("liger_kernel.ops.swiglu.LigerSiLUMulFunction")
+    liger = liger_function("liger_kernel.ops.swiglu.LigerSiLUMulFunction")
     for width in (8192, 14336):
         rows = ELEMENTS // width
-        gate, up, dh = _bf16(rows, width, grad=True), _bf16(rows, width, grad=True), _bf16(rows, width)
+        gate, up, dh = bf16(rows, width, grad=True), bf16(rows, width, grad=True), bf16(rows, width)
         size = float(rows * width)
 
         def plain(gate: Tensor, up: Tensor) -> Tensor:
             return F.silu(gate) * up
 
-        compiled = _compiled(plain)
+        compiled = compiled_of(plain)
         g, u = gate.detach(), up.detach()
         forward: dict[str, Call] = {"ours": lambda: activations.swiglu_forward(g, u)}
         backward: dict[str, Call] = {"ours": lambda: activations.swiglu_backward(dh, g, u)}
-        for name, function in (("eager", plain), ("compile", compiled)):
-            _add(forward, name, lambda f=function: lambda: f(g, u))
-            _add(backward, name, lambda f=function: _backward(f(gate, up), [gate, up], dh))
+        add_torch(forward, plain, compiled, lambda f: lambda: f(g, u))
+        add_torch(backward, plain, compiled, lambda f: backward_of(f(gate, up), [gate, up], dh))
         if liger is not None:  # its backward writes over its saved inputs, so a retained graph cannot time it
-            _add(forward, "liger", lambda: lambda: liger.apply(g, u))
+            add_peer(forward, "liger", lambda: lambda: liger.apply(g, u))
         yield Case("swiglu forward", f"{rows}x{width} bf16", forward, bytes=6 * size, target=0.98)
         yield Case("swiglu backward", f"{rows}x{width} bf16", backward, bytes=10 * size, target=0.98)
 
@@ -195,24 +134,23 @@ def swiglu() -> Iterator[Case]:
 def gelu() -> Iterator[Case]:
     width = 3072
     rows = ELEMENTS // width
-    x, bias, dh = _bf16(rows, width, grad=True), _bf16(width, grad=True), _bf16(rows, width)
+    x, bias, dh = bf16(rows, width, grad=True), bf16(width, grad=True), bf16(rows, width)
 
     def plain(x: Tensor, bias: Tensor) -> Tensor:
         return F.gelu(x + bias, approximate="tanh")
 
-    compiled = _compiled(plain)
+    compiled = compiled_of(plain)
     xd, bd = x.detach(), bias.detach()
     forward: dict[str, Call] = {"ours": lambda: activations.gelu_forward(xd, bd)}
     backward: dict[str, Call] = {"ours": lambda: activations.gelu_backward(dh, xd, bd)}
-    for name, function in (("eager", plain), ("compile", compiled)):
-        _add(forward, name, lambda f=function: lambda: f(xd, bd))
-        _add(backward, name, lambda f=function: _backward(f(x, bias), [x, bias], dh))
+    add_torch(forward, plain, compiled, lambda f: lambda: f(xd, bd))
+    add_torch(backward, plain, compiled, lambda f: backward_of(f(x, bias), [x, bias], dh))
     yield Case("bias + gelu forward", f"{rows}x{width} bf16", forward, bytes=4.0 * x.numel())
     yield Case("bias + gelu backward", f"{rows}x{width} bf16", backward, bytes=6.0 * x.numel())
 
 
 def rotary_embedding() -> Iterator[Case]:
-    liger = _liger("liger_kernel.ops.rope.LigerRopeFunction")
+    liger = liger_function("liger_kernel.ops.rope.LigerRopeFunction")
 
     def plain(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         def rotate(x: Tensor) -> Tensor:
@@ -221,20 +159,20 @@ def rotary_embedding() -> Iterator[Case]:
 
         return q * cos + rotate(q) * sin, k * cos + rotate(k) * sin
 
-    compiled = _compiled(plain)
+    compiled = compiled_of(plain)
     for batch in (2, 8):
-        q, k = _bf16(batch, 4096, 32, 128), _bf16(batch, 4096, 8, 128)
+        q, k = bf16(batch, 4096, 32, 128), bf16(batch, 4096, 8, 128)
         cos, sin = rotary.rotary_table(4096, 128, device="cuda")
         wide_cos, wide_sin = (torch.cat((t, t), -1).to(torch.bfloat16)[None, :, None] for t in (cos, sin))
         calls: dict[str, Call] = {
             "ours": lambda: rotary.rotary_forward(q, k, cos, sin),
             "ours backward": lambda: rotary.rotary_backward(q, k, cos, sin),
         }
-        _add(calls, "eager", lambda: lambda: plain(q, k, wide_cos, wide_sin))
-        _add(calls, "compile", lambda: lambda: compiled(q, k, wide_cos, wide_sin))
+        add_peer(calls, "eager", lambda: lambda: plain(q, k, wide_cos, wide_sin))
+        add_peer(calls, "compile", lambda: lambda: compiled(q, k, wide_cos, wide_sin))
         if liger is not None:
             c, s = wide_cos[:, :, 0], wide_sin[:, :, 0]
-            _add(calls, "liger", lambda: lambda: liger.apply(q.transpose(1, 2), k.transpose(1, 2), c, s))
+            add_peer(calls, "liger", lambda: lambda: liger.apply(q.transpose(1, 2), k.transpose(1, 2), c, s))
         yield Case(
             "rotary q + k", f"{batch}x4096x(32+8)x128 bf16", calls, bytes=4.0 * (q.numel() + k.numel()), target=0.92
         )
@@ -261,28 +199,27 @@ def adam() -> Iterator[Case]:
         optimizer = torch.optim.AdamW([parameter], lr=1e-4, weight_decay=0.1, fused=True, capturable=True)
         return optimizer.step
 
-    _add(calls, "eager", fused)
+    add_peer(calls, "eager", fused)
     yield Case("adamw, fp32 gradient", f"{n} parameters", calls, bytes=28.0 * n)
 
 
 def losses() -> Iterator[Case]:
-    logits = _bf16(4096, 128256)
+    logits = bf16(4096, 128256)
     target = torch.randint(0, 128256, (4096,), device="cuda")
 
     def plain(logits: Tensor, target: Tensor) -> Tensor:
         return F.cross_entropy(logits.float(), target)
 
-    compiled = _compiled(plain)
+    compiled = compiled_of(plain)
     leaf = logits.clone().requires_grad_()
     calls: dict[str, Call] = {"ours": lambda: crossentropy.cross_entropy(logits, target, scale=1e-4, in_place=True)}
-    for name, function in (("eager", plain), ("compile", compiled)):
-        _add(calls, name, lambda f=function: lambda: torch.autograd.grad(f(leaf, target), leaf))
+    add_torch(calls, plain, compiled, lambda f: lambda: torch.autograd.grad(f(leaf, target), leaf))
     yield Case("cross entropy forward + backward", "4096x128256 bf16", calls, bytes=6.0 * logits.numel(), target=0.75)
 
 
 def linear_losses() -> Iterator[Case]:
     rows, hidden, vocab = 8192, 4096, 128256
-    x, w = _bf16(rows, hidden), torch.randn(vocab, hidden, device="cuda", dtype=torch.bfloat16) * 0.02
+    x, w = bf16(rows, hidden), torch.randn(vocab, hidden, device="cuda", dtype=torch.bfloat16) * 0.02
     target = torch.randint(0, vocab, (rows,), device="cuda")
     x_leaf, w_leaf = x.clone().requires_grad_(), w.clone().requires_grad_()
     main = torch.zeros(vocab, hidden, device="cuda")
@@ -290,15 +227,14 @@ def linear_losses() -> Iterator[Case]:
     def plain(x: Tensor, w: Tensor) -> Tensor:
         return F.cross_entropy((x @ w.t()).float(), target)
 
-    compiled = _compiled(plain)
+    compiled = compiled_of(plain)
     flops = 6.0 * rows * hidden * vocab
     calls: dict[str, Call] = {
         "ours": lambda: linear_crossentropy.linear_cross_entropy(x, w, target, scale=1 / rows, weight_grad=main),
         "ours, new dW": lambda: linear_crossentropy.linear_cross_entropy(x, w, target, scale=1 / rows),
     }
-    for name, function in (("eager", plain), ("compile", compiled)):
-        _add(calls, name, lambda f=function: lambda: torch.autograd.grad(f(x_leaf, w_leaf), [x_leaf, w_leaf]))
-    liger = _liger("liger_kernel.ops.fused_linear_cross_entropy.LigerFusedLinearCrossEntropyFunction")
+    add_torch(calls, plain, compiled, lambda f: lambda: torch.autograd.grad(f(x_leaf, w_leaf), [x_leaf, w_leaf]))
+    liger = liger_function("liger_kernel.ops.fused_linear_cross_entropy.LigerFusedLinearCrossEntropyFunction")
     if liger is not None:
 
         def liger_step() -> object:
@@ -306,7 +242,7 @@ def linear_losses() -> Iterator[Case]:
             loss = result[0] if isinstance(result, tuple) else result
             return torch.autograd.grad(loss, [x_leaf, w_leaf])
 
-        _add(calls, "liger", lambda: liger_step)
+        add_peer(calls, "liger", lambda: liger_step)
     logits = torch.empty(2048, vocab, device="cuda", dtype=torch.bfloat16)
 
     def gemms() -> None:
@@ -347,7 +283,7 @@ def flat_buffers() -> Iterator[Case]:
 def attentions() -> Iterator[Case]:
     for batch, length in ((8, 2048), (2, 8192)):
         q, k, v, dout = (
-            _bf16(b, t, heads, 128).transpose(1, 2) for b, t, heads in [(batch, length, h) for h in (32, 8, 8, 32)]
+            bf16(b, t, heads, 128).transpose(1, 2) for b, t, heads in [(batch, length, h) for h in (32, 8, 8, 32)]
         )
         flops = 2.0 * batch * 32 * length * length * 128  # causal: half of 4·B·H·T²·D
         forward: dict[str, Call] = {"ours": lambda: attention.attention_forward(q, k, v)}

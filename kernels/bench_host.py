@@ -1,4 +1,5 @@
-"""Small calls: the host time to issue one, and the device time of one that moves almost nothing (the t0 of a cost model)."""
+"""Small calls: the host time to issue one, and the device time of one that moves almost nothing (the t0 of a cost
+model)."""
 
 from __future__ import annotations
 

@@ -1,10 +1,13 @@
 """A 64-bit position-weighted checksum of device memory, at the speed of one read.
 
-    S = Σ_i w_i·(2i + 1)  mod 2⁶⁴,   w_i the i-th 32-bit little-endian word (the last one padded with zero bytes), i counted from word_first
+    S = Σ_i w_i·(2i + 1)  mod 2⁶⁴
 
-Any change of one word changes S (the weights are odd), and so does any exchange of two different words less than 2³¹ words apart
-(|w_i − w_j|·2|i − j| < 2⁶⁴). Sums of parts add up: a sharded tensor's checksum is the sum of its shards' at their global positions, whatever
-the sharding, so a checkpoint can be checked after it was resharded. It guards against faults, not against an adversary.
+w_i is the i-th 32-bit little-endian word (the last one padded with zero bytes), i counted from word_first.
+
+Any change of one word changes S (the weights are odd), and so does any exchange of two different words less than 2³¹
+words apart (|w_i − w_j|·2|i − j| < 2⁶⁴). Sums of parts add up: a sharded tensor's checksum is the sum of its shards'
+at their global positions, whatever the sharding, so a checkpoint can be checked after it was resharded. It guards
+against faults, not against an adversary.
 """
 
 from __future__ import annotations
@@ -49,7 +52,10 @@ def checksum_kernel(words_ptr, partial_ptr, n, word_first, BLOCK: tl.constexpr):
 
 
 def checksum(tensor: Tensor, *, word_first: int = 0) -> Tensor:
-    """S as an int64 scalar tensor on `tensor`'s device (no synchronisation). Any type; contiguous; word_first: global index of word 0."""
+    """S as an int64 scalar tensor on `tensor`'s device (no synchronisation).
+
+    Any type; contiguous; word_first: global index of word 0.
+    """
     if not tensor.is_contiguous():
         raise KernelArgumentError(
             f"tensor has strides {tensor.stride()}; accepted: contiguous (its bytes are summed in memory order)"

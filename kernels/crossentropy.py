@@ -1,15 +1,19 @@
 """Cross entropy over a row of logits: the fused row kernel, and its parts for a vocabulary split over ranks.
 
-    m = max_j x_j      others = Σ_{j≠y} exp(x_j − m)      d = others + exp(x_y − m)      lse = m + log d      loss = lse − x_y + λ·lse²
-    gradient_j = scale·(1 + 2λ·lse)·exp(x_j − lse)  for j ≠ y;       gradient_y = scale·(−others/d + 2λ·lse·exp(x_y − lse))
+    m = max_j x_j      others = Σ_{j≠y} exp(x_j − m)      d = others + exp(x_y − m)
+    lse = m + log d    loss = lse − x_y + λ·lse²
+    gradient_j = scale·(1 + 2λ·lse)·exp(x_j − lse)  for j ≠ y
+    gradient_y = scale·(−others/d + 2λ·lse·exp(x_y − lse))
 
-The sum leaves the target out, so that the gradient of a confident row (p_y → 1) is −others/d and not the difference 1 − 1 that loses every
-digit. The first pass keeps a running maximum and sum in fp32; the second overwrites the logits with the gradient (or writes to `out`).
+The sum leaves the target out, so that the gradient of a confident row (p_y → 1) is −others/d and not the difference 1
+− 1 that loses every digit. The first pass keeps a running maximum and sum in fp32; the second overwrites the logits
+with the gradient (or writes to `out`).
 
-A vocabulary-parallel loss calls `row_statistics` (or `row_max`, then `exp_target` after the all-reduce of the maximum) on its columns,
-reduces, and calls `loss_and_gradient`. Targets are global indices; a rank holds columns vocab_first … vocab_first + width − 1; columns from
-`vocab_size` on are padding: they take no probability and get zero gradient. A row whose target is `ignore_index`, or lies outside
-0 … vocab_size − 1, is ignored: loss 0, gradient 0. `check_targets` raises on the latter where a synchronisation can be afforded.
+A vocabulary-parallel loss calls `row_statistics` (or `row_max`, then `exp_target` after the all-reduce of the
+maximum) on its columns, reduces, and calls `loss_and_gradient`. Targets are global indices; a rank holds columns
+vocab_first … vocab_first + width − 1; columns from `vocab_size` on are padding: they take no probability and get zero
+gradient. A row whose target is `ignore_index`, or lies outside 0 … vocab_size − 1, is ignored: loss 0, gradient 0.
+`check_targets` raises on the latter where a synchronisation can be afforded.
 """
 
 from __future__ import annotations
@@ -45,7 +49,8 @@ CONFIG = RowConfig(2048, 8)
 
 
 class RowStatistics(NamedTuple):
-    """fp32 (rows,): maximum of the row's valid columns, Σ_{j≠y} exp(x_j − maximum), and x_y (0 where the target is not in these columns)."""
+    """fp32 (rows,): maximum of the row's valid columns, Σ_{j≠y} exp(x_j − maximum), and x_y (0 where the target is
+    not in these columns)."""
 
     row_max: Tensor
     others: Tensor
@@ -53,12 +58,14 @@ class RowStatistics(NamedTuple):
 
 
 def check_targets(target: Tensor, vocab_size: int, ignore_index: int = IGNORE_INDEX) -> None:
-    """Raises KernelArgumentError naming the first target that is neither `ignore_index` nor inside 0 … vocab_size − 1. Synchronises."""
+    """Raises KernelArgumentError naming the first target that is neither `ignore_index` nor inside 0 … vocab_size −
+    1. Synchronises."""
     bad = ((target < 0) | (target >= vocab_size)) & (target != ignore_index)
     if bool(bad.any()):
         where = int(bad.reshape(-1).nonzero()[0])
         raise KernelArgumentError(
-            f"target[{where}] is {int(target.reshape(-1)[where])}; accepted: 0 … {vocab_size - 1}, or {ignore_index} to ignore"
+            f"target[{where}] is {int(target.reshape(-1)[where])}; accepted: 0 … {vocab_size - 1}, "
+            f"or {ignore_index} to ignore"
         )
 
 
@@ -66,7 +73,10 @@ def check_targets(target: Tensor, vocab_size: int, ignore_index: int = IGNORE_IN
 
 
 def row_statistics_reference(logits: Tensor, target: Tensor, vocab_first: int, valid: int) -> RowStatistics:
-    """`RowStatistics` of (rows, width) logits of which the first `valid` columns are vocabulary; fp64 for fp64 logits."""
+    """`RowStatistics` of (rows, width) logits of which the first `valid` columns are vocabulary.
+
+    Fp64 for fp64 logits.
+    """
     x = logits[:, :valid].to(_compute_type(logits))
     row_max = x.max(-1).values if valid else x.new_full((x.shape[0],), LOWEST)
     return RowStatistics(row_max, *exp_target_reference(logits, row_max, target, vocab_first, valid))
@@ -82,8 +92,8 @@ def exp_target_reference(
 
 
 def loss_and_gradient_reference(
-    logits: Tensor, stats: RowStatistics, target: Tensor, weight: Tensor | None, scale: float, z_loss: float, vocab_first: int,
-    valid: int, vocab_size: int, ignore_index: int,
+    logits: Tensor, stats: RowStatistics, target: Tensor, weight: Tensor | None, scale: float, z_loss: float,
+    vocab_first: int, valid: int, vocab_size: int, ignore_index: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(loss (rows,), gradient like logits)."""
     compute = _compute_type(logits)
@@ -114,8 +124,8 @@ def _compute_type(x: Tensor) -> torch.dtype:
 def row_statistics(
     logits: Tensor, target: Tensor, *, vocab_first: int = 0, vocab_size: int | None = None
 ) -> RowStatistics:
-    """Statistics of this rank's columns in one read. logits (rows, width); target int64 (rows,), global. To combine ranks: M = all-reduce
-    max of row_max; others·exp(row_max − M) and target_logit are then summed."""
+    """Statistics of this rank's columns in one read. logits (rows, width); target int64 (rows,), global. To combine
+    ranks: M = all-reduce max of row_max; others·exp(row_max − M) and target_logit are then summed."""
     logits, valid, _ = _check(logits, target, vocab_first, vocab_size)
     if not use_triton(logits):
         return row_statistics_reference(logits, target, vocab_first, valid)
@@ -187,9 +197,9 @@ def cross_entropy(
 ) -> tuple[Tensor, Tensor | None]:
     """(loss fp32 (rows,), gradient of scale·Σ row_weight·loss with respect to the logits, or None).
 
-    `stats`: reduced over the ranks when the vocabulary is split; formed here when None (then vocab_first must be 0). The losses are
-    unscaled: their sum times `scale` (1 / global tokens) is the mean. The gradient goes to `out`, over the logits (`in_place`), or to a
-    new tensor. row_weight: (rows,) upstream gradient of each row's loss.
+    `stats`: reduced over the ranks when the vocabulary is split; formed here when None (then vocab_first must be 0).
+    The losses are unscaled: their sum times `scale` (1 / global tokens) is the mean. The gradient goes to `out`, over
+    the logits (`in_place`), or to a new tensor. row_weight: (rows,) upstream gradient of each row's loss.
     """
     logits, valid, total = _check(logits, target, vocab_first, vocab_size)
     if stats is None and vocab_first:

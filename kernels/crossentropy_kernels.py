@@ -1,8 +1,10 @@
-"""Triton kernels of the cross entropy over rows of logits; `kernels/crossentropy.py` has the formulas, the reference and the callers.
+"""Triton kernels of the cross entropy over rows of logits; `kernels/crossentropy.py` has the formulas, the reference
+and the callers.
 
-One program a row. The first pass keeps a maximum and a sum for each lane, one exponential an element: e = exp(−|x − m|), then
-d ← d + e, or d ← d·e + 1 where x is the new maximum. (One program a multiprocessor, so that the second pass finds its row
-in the L2, was measured and is slower: too little is in flight.) The running maximum starts at a finite lowest value, so −inf logits stay exact zeros.
+One program a row. The first pass keeps a maximum and a sum for each lane, one exponential an element: e = exp(−|x −
+m|), then d ← d + e, or d ← d·e + 1 where x is the new maximum. (One program a multiprocessor, so that the second pass
+finds its row in the L2, was measured and is slower: too little is in flight.) The running maximum starts at a finite
+lowest value, so −inf logits stay exact zeros.
 """
 
 from __future__ import annotations
@@ -96,7 +98,8 @@ def cross_entropy_kernel(
     row_stride, out_stride, valid, width, vocab_first, vocab_size, ignore_index, scale, z_loss,
     GIVEN: tl.constexpr, GRADIENT: tl.constexpr, HAS_WEIGHT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row: statistics (read when GIVEN, else formed here), loss, and when GRADIENT the gradient into out (may be the logits)."""
+    """One row: statistics (read when GIVEN, else formed here), loss, and when GRADIENT the gradient into out (may be
+    the logits)."""
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * row_stride
     out_row = out_ptr + row * out_stride

@@ -2,9 +2,10 @@
 
     delta_i = new_i ⊕ base_i (bits)        planes[b, i] = byte b of delta_i, least significant first
 
-Between two steps most weights keep their sign, exponent and leading mantissa bits, so the high planes of the XOR are nearly all zero and a
-general compressor shrinks them to almost nothing, which it cannot do while they are interleaved with the noisy low bytes. Exact: unpacking
-returns the very bits, NaN payloads included. One read of both tensors and one write.
+Between two steps most weights keep their sign, exponent and leading mantissa bits, so the high planes of the XOR are
+nearly all zero and a general compressor shrinks them to almost nothing, which it cannot do while they are interleaved
+with the noisy low bytes. Exact: unpacking returns the very bits, NaN payloads included. One read of both tensors and
+one write.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ def delta_unpack_kernel(planes_ptr, base_ptr, out_ptr, n, PLANES: tl.constexpr, 
 
 
 def delta_pack(new: Tensor, base: Tensor) -> Tensor:
-    """Byte planes uint8 (item bytes, n) of new ⊕ base; both contiguous, of one type and shape, items of 1, 2, 4 or 8 bytes."""
+    """Byte planes uint8 (item bytes, n) of new ⊕ base.
+
+    Both contiguous, of one type and shape, items of 1, 2, 4 or 8 bytes.
+    """
     _check("new", new, "base", base)
     if not _on_triton(new):
         return delta_pack_reference(new, base)
@@ -80,7 +84,10 @@ def delta_pack(new: Tensor, base: Tensor) -> Tensor:
 
 
 def delta_unpack(planes: Tensor, base: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """The tensor that `delta_pack` saw as `new`, from its planes and the same base; into `out` (may be base itself) when given."""
+    """The tensor that `delta_pack` saw as `new`, from its planes and the same base.
+
+    Into `out` (may be base itself) when given.
+    """
     check_tensor("planes", planes, dtypes=(torch.uint8,), shape=(base.dtype.itemsize, base.numel()), device=base.device)
     out = torch.empty_like(base) if out is None else out
     _check("out", out, "base", base)

@@ -1,9 +1,10 @@
-"""The kernels as differentiable operators: `torch.library.triton_op` glue, for models built on autograd and for torch.compile.
+"""The kernels as differentiable operators: `torch.library.triton_op` glue, for models built on autograd and for
+torch.compile.
 
-The trainer's pieces call the plain `xxx_forward` / `xxx_backward` functions of each operator's file. Here the same functions are registered
-as `torch.ops.windtunnel.*`, so that a compiler sees through them to the kernels, fake tensors and `opcheck` work, and autograd links forward
-to backward. On the CPU they run the references. (The chunked head is an opaque `custom_op`: traced, its loop would be unrolled into the graph and
-its one buffer lost.)
+The trainer's pieces call the plain `xxx_forward` / `xxx_backward` functions of each operator's file. Here the same
+functions are registered as `torch.ops.windtunnel.*`, so that a compiler sees through them to the kernels, fake
+tensors and `opcheck` work, and autograd links forward to backward. On the CPU they run the references. (The chunked
+head is an opaque `custom_op`: traced, its loop would be unrolled into the graph and its one buffer lost.)
 """
 
 from __future__ import annotations
@@ -38,13 +39,14 @@ def _norm(
 
 @triton_op("windtunnel::norm_backward", mutates_args={})
 def _norm_backward(
-    dy: Tensor, stream: Tensor, weight: Tensor, rstd: Tensor, mean: Tensor, dstream: Tensor | None, rms: bool, has_bias: bool, llama: bool,
+    dy: Tensor, stream: Tensor, weight: Tensor, rstd: Tensor, mean: Tensor, dstream: Tensor | None,
+    rms: bool, has_bias: bool, llama: bool,
     p: float, key_low: int, key_high: int, token_first: int, element_first: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     dropout = Dropout(p, key_low, key_high, token_first, element_first)
     ds, dx, dw, db = norms.norm_backward(
-        "rms" if rms else "layer", dy, stream, weight, rstd, None if rms else mean, has_bias=has_bias, dstream=dstream, dropout=dropout,
-        rounding="llama" if llama else "fp32", launcher=wrap_triton,
+        "rms" if rms else "layer", dy, stream, weight, rstd, None if rms else mean, has_bias=has_bias,
+        dstream=dstream, dropout=dropout, rounding="llama" if llama else "fp32", launcher=wrap_triton,
     )  # fmt: skip
     assert dw is not None
     split = p > 0.0 or stream.dtype != dy.dtype
@@ -245,7 +247,8 @@ def _linear_cross_entropy(
     result = linear_crossentropy.linear_cross_entropy(
         x, weight, target, scale=scale, z_loss=z_loss, ignore_index=ignore_index, chunk_rows=chunk_rows or None
     )
-    assert result.dx is not None and result.dweight is not None
+    assert result.dx is not None
+    assert result.dweight is not None
     return result.loss.sum() * scale, result.dx, result.dweight
 
 
@@ -282,10 +285,11 @@ def linear_cross_entropy(
     ignore_index: int = crossentropy.IGNORE_INDEX,
     chunk_rows: int = 0,
 ) -> Tensor:
-    """Scalar loss, differentiable. reduction "mean" divides by `tokens`, the valid tokens of the whole step (0 counts as 1); or "sum".
+    """Scalar loss, differentiable. reduction "mean" divides by `tokens`, the valid tokens of the whole step (0 counts
+    as 1); or "sum".
 
-    "none" is refused: a gradient for each row arriving after the forward cannot be applied to the weight gradient any more; give it to
-    `linear_crossentropy.linear_cross_entropy(row_weight=…)`.
+    "none" is refused: a gradient for each row arriving after the forward cannot be applied to the weight gradient any
+    more; give it to `linear_crossentropy.linear_cross_entropy(row_weight=…)`.
     """
     if reduction not in ("mean", "sum"):
         raise KernelArgumentError(

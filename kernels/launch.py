@@ -1,21 +1,24 @@
 """What every kernel file shares: Triton when it is installed, the choice of path, argument checks, and config tables.
 
-A kernel file holds, in order: the reference (plain torch, the specification), the Triton kernels, the plain functions the trainer and the
-calibration call, and the `torch.library.triton_op` glue. The plain functions choose the path with `use_triton`: Triton for CUDA tensors
-(and for CPU tensors in Triton's interpreter), the reference everywhere else. So this package imports, trains and tests without Triton.
+A kernel file holds, in order: the reference (plain torch, the specification), the Triton kernels, the plain functions
+the trainer and the calibration call, and the `torch.library.triton_op` glue. The plain functions choose the path with
+`use_triton`: Triton for CUDA tensors (and for CPU tensors in Triton's interpreter), the reference everywhere else. So
+this package imports, trains and tests without Triton.
 
 Two rules that a reader meets in every kernel:
-- arithmetic is fp32: load in the storage type, convert at once, convert back at the store (float scalars are pinned with `tl.cast`, because
+- arithmetic is fp32: load in the storage type, convert at once, convert back at the store (float scalars are pinned
+  with `tl.cast`, because
   a compiled graph passes them as fp64 and one fp64 scalar promotes a whole row);
 - an index is int64 before it meets a stride, on every axis.
 
-Launch shapes come from plain tables keyed by width, tuned by `python -m kernels.bench --tune` on the device, never by an autotuner at run
-time: the same input then always runs the same code.
+Launch shapes come from plain tables keyed by width, tuned by `python -m kernels.bench --tune` on the device, never by
+an autotuner at run time: the same input then always runs the same code.
 """
 
 from __future__ import annotations
 
 import functools
+import operator
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -45,7 +48,10 @@ else:
     HAS_TRITON = True
 
 INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET", "0") == "1"
-"""True when kernels run in Triton's interpreter on CPU tensors. Read once: Triton itself reads it when `@triton.jit` runs."""
+"""True when kernels run in Triton's interpreter on CPU tensors.
+
+Read once: Triton itself reads it when `@triton.jit` runs.
+"""
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 """Storage types the kernels take; fp64 runs through the reference."""
@@ -53,61 +59,105 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 Launcher = Callable[[Any], Any]
 """How a kernel is launched: `direct` from plain functions, `torch.library.wrap_triton` inside a `triton_op`."""
 
-_SHORT_PATH = HAS_TRITON and not INTERPRETED and triton.__version__.startswith("3.6.")
+_or = operator.or_
+REPEATED_LAUNCHES = 4096
+"""Launches remembered exactly, for each kernel; the memory is emptied when full."""
+if hasattr(torch._C, "_cuda_getCurrentRawStream"):
+    _current_device, _current_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
+
+_SHORT_PATH = (
+    HAS_TRITON
+    and not INTERPRETED
+    and triton.__version__.startswith("3.6.")
+    and hasattr(torch._C, "_cuda_getCurrentRawStream")
+)
 """Whether `direct` may call compiled kernels itself: it relies on `CompiledKernel.run` as Triton 3.6 has it."""
 
 
 class _Direct:
     """A kernel whose repeated launches skip Triton's argument binder.
 
-    Triton binds, specialises and hashes every argument by name on each call (50–100 µs for thirty arguments). Here a launch is looked up by
-    what its compilation depends on: for a tensor its type and 16-byte alignment; for an integer whether it is 1, a multiple of 16, or wide;
-    the constants and options. A combination not seen before goes through Triton, which compiles it; later ones call that kernel.
+    Triton binds, specialises and hashes every argument by name on each call, and asks the driver about every pointer.
+    Here a launch is looked up twice. First by the very numbers, types, alignments and constants of the call, as a
+    training step repeats them. Failing that, by what its compilation depends on: of an integer only whether it is 1,
+    a multiple of 16, or wide; of a float nothing. A combination that is new there too goes through Triton, which
+    compiles it. Kernels take their pointers first, then their numbers, and are launched from one place each, so that
+    their constants come in one order.
     """
 
-    __slots__ = ("compiled", "constants", "kernel")
+    __slots__ = ("compiled", "constants", "kernel", "pointers", "repeated")
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
         self.compiled: dict[tuple[Any, ...], Any] = {}
+        self.repeated: dict[tuple[Any, ...], Any] = {}
         self.constants = [p.name for p in kernel.params if p.is_constexpr]
+        names = [p.name for p in kernel.params]
+        self.pointers = sum(name.endswith("_ptr") for name in names)
+        assert all(name.endswith("_ptr") for name in names[: self.pointers]), f"{names}: pointers come first"
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         return functools.partial(self._launch, grid)
 
     def _launch(self, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-        device = torch._C._cuda_getDevice()
-        signature: list[Any] = [device]
-        values: list[Any] = []
-        for argument in arguments:
-            if isinstance(argument, torch.Tensor):
-                address = argument.data_ptr()
-                values.append(address)
-                signature.append(argument.dtype)
-                signature.append(address & 15)
-            else:
-                values.append(argument)
-                if type(argument) is int:
-                    wide = not -2147483648 <= argument <= 2147483647
-                    signature.append((argument == 1, argument & 15 == 0, wide))
-        key = (*signature, *constants.items())
-        found = self.compiled.get(key)
+        device = _current_device()
+        tensors, numbers = arguments[: self.pointers], arguments[self.pointers :]
+        addresses = [t.data_ptr() for t in tensors]
+        alignment = tuple([a & 15 for a in addresses]) if functools.reduce(_or, addresses) & 15 else None
+        key = (device, alignment, *[t.dtype for t in tensors], *constants.values(), *numbers)
+        found = self.repeated.get(key)
         if found is None:
-            compiled = self.kernel[grid](*arguments, **constants)
-            trailing = tuple(constants[name] for name in self.constants)
-            self.compiled[key] = compiled.run, compiled.function, compiled.packed_metadata, trailing
-            return
+            found = self._find(key, grid, arguments, constants)
+            if found is None:
+                return
         run, function, metadata, trailing = found
-        y, z = (grid[1] if len(grid) > 1 else 1), (grid[2] if len(grid) > 2 else 1)
-        stream = torch._C._cuda_getCurrentRawStream(device)
-        run(grid[0], y, z, stream, function, metadata, None, None, None, *values, *trailing)
+        y = grid[1] if len(grid) > 1 else 1
+        run(
+            grid[0],
+            y,
+            1,
+            _current_stream(device),
+            function,
+            metadata,
+            None,
+            None,
+            None,
+            *addresses,
+            *numbers,
+            *trailing,
+        )
+
+    def _find(
+        self, key: tuple[Any, ...], grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any]
+    ) -> Any:
+        """The compiled kernel of the call; None when Triton has just compiled and launched it."""
+        numbers = len(arguments) - self.pointers
+        coarse = key[:-numbers] + tuple(_specialisation(number) for number in key[-numbers:])
+        found = self.compiled.get(coarse)
+        if found is not None:
+            if len(self.repeated) >= REPEATED_LAUNCHES:
+                self.repeated.clear()
+            self.repeated[key] = found
+            return found
+        compiled = self.kernel[grid](*arguments, **constants)
+        trailing = tuple(constants[name] for name in self.constants)
+        self.compiled[coarse] = compiled.run, compiled.function, compiled.packed_metadata, trailing
+        return None
+
+
+def _specialisation(number: Any) -> Any:
+    """What Triton compiles a number by."""
+    if number.__class__ is not int:
+        return None
+    return number == 1, number & 15 == 0, not -2147483648 <= number <= 2147483647
 
 
 _DIRECT: dict[int, _Direct] = {}
 
 
 def direct(kernel: Any) -> Any:
-    """The launcher of the plain functions: the short path, or the kernel itself under a compiler, in the interpreter, or on another Triton."""
+    """The launcher of the plain functions: the short path, or the kernel itself under a compiler, in the
+    interpreter, or on another Triton."""
     if not _SHORT_PATH or torch.compiler.is_compiling():
         return kernel
     found = _DIRECT.get(id(kernel))
@@ -121,7 +171,8 @@ class KernelArgumentError(InputError, ValueError):
 
 
 def use_triton(tensor: torch.Tensor) -> bool:
-    """Whether `tensor` goes to a Triton kernel: it lives on CUDA (or the interpreter runs) and its type is one the kernels store."""
+    """Whether `tensor` goes to a Triton kernel: it lives on CUDA (or the interpreter runs) and its type is one the
+    kernels store."""
     return HAS_TRITON and (tensor.is_cuda or INTERPRETED) and tensor.dtype != torch.float64
 
 
@@ -133,7 +184,8 @@ def check_tensor(
     shape: tuple[int | None, ...] | torch.Size | None = None,
     device: torch.device | None = None,
 ) -> None:
-    """Raises KernelArgumentError unless `tensor` has one of `dtypes`, matches `shape` (None: any size) and lives on `device`."""
+    """Raises KernelArgumentError unless `tensor` has one of `dtypes`, matches `shape` (None: any size) and lives on
+    `device`."""
     if not isinstance(tensor, torch.Tensor):
         raise KernelArgumentError(f"{name} is {type(tensor).__name__}; a torch.Tensor is needed")
     if dtypes is not None and tensor.dtype not in dtypes:
@@ -158,7 +210,8 @@ def check_float(name: str, tensor: torch.Tensor) -> None:
 
 
 def as_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` as (rows, width) with unit stride along the width: a view where one exists, a copy where not (a slower, correct path)."""
+    """`tensor` as (rows, width) with unit stride along the width: a view where one exists, a copy where not (a
+    slower, correct path)."""
     rows = tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])
     return rows if rows.shape[1] <= 1 or rows.stride(1) == 1 else rows.contiguous()
 
@@ -173,21 +226,26 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-_PROCESSORS: dict[int, int] = {}
+_PROCESSORS: dict[torch.device, int] = {}
 
 
 def processors(device: torch.device) -> int:
-    """Number of streaming multiprocessors of `device`; 4 in the interpreter, so that its persistent loops are exercised."""
-    if device.type != "cuda":
-        return 4
-    index = device.index if device.index is not None else torch.cuda.current_device()
-    if index not in _PROCESSORS:
-        _PROCESSORS[index] = torch.cuda.get_device_properties(index).multi_processor_count
-    return _PROCESSORS[index]
+    """Number of streaming multiprocessors of `device`.
+
+    4 in the interpreter, so that its persistent loops are exercised.
+    """
+    found = _PROCESSORS.get(device)
+    if found is None:
+        found = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+        _PROCESSORS[device] = found
+    return found
 
 
 def by_width(table: Sequence[tuple[int, Any]], width: int) -> Any:
-    """The entry of the first row of `table` (upper width bound, config) that holds `width`; the last row holds everything above."""
+    """The entry of the first row of `table` (upper width bound, config) that holds `width`.
+
+    The last row holds everything above.
+    """
     for bound, config in table:
         if width <= bound:
             return config

@@ -1,12 +1,14 @@
 """The language-model head and its loss without the logits: chunks of rows, gradients formed in the same pass.
 
-For each chunk of rows: logits = x·Wᵀ into one reused buffer; the row kernel turns them into the loss and, in place, into their gradient;
-dx = dlogits·W; dW += dlogitsᵀ·x. The weight gradient accumulates in fp32 (a bf16 accumulator would round at every chunk), straight into the
-caller's main gradient when it is given; without one, the first chunk writes a new fp32 tensor instead of adding to zeros.
+For each chunk of rows: logits = x·Wᵀ into one reused buffer; the row kernel turns them into the loss and, in place,
+into their gradient; dx = dlogits·W; dW += dlogitsᵀ·x. The weight gradient accumulates in fp32 (a bf16 accumulator
+would round at every chunk), straight into the caller's main gradient when it is given; without one, the first chunk
+writes a new fp32 tensor instead of adding to zeros.
 
-The chunk is as large as BUFFER_BYTES allows, because thin chunks make thin GEMMs: 2,048 rows for a vocabulary of 128,256 in bf16. Losses are
-normalised by the caller's `scale`, 1 / (valid tokens of the whole step), so accumulation and data parallelism need no correction. A row's
-upstream gradient must be known in the forward (`row_weight`): applied afterwards it could not reach dW.
+The chunk is as large as BUFFER_BYTES allows, because thin chunks make thin GEMMs: 2,048 rows for a vocabulary of
+128,256 in bf16. Losses are normalised by the caller's `scale`, 1 / (valid tokens of the whole step), so accumulation
+and data parallelism need no correction. A row's upstream gradient must be known in the forward (`row_weight`):
+applied afterwards it could not reach dW.
 """
 
 from __future__ import annotations
@@ -70,8 +72,8 @@ def linear_cross_entropy(
 ) -> LinearCrossEntropy:
     """Loss and gradients of rows x (rows, hidden) against weight (vocab, hidden) and target int64 (rows,).
 
-    weight_grad: fp32 (vocab, hidden) to add into. gradient=False: the loss alone. Peak memory beyond arguments and results: one logits
-    buffer of `chunk_rows` × vocab (`rows_per_chunk` when None).
+    weight_grad: fp32 (vocab, hidden) to add into. gradient=False: the loss alone. Peak memory beyond arguments and
+    results: one logits buffer of `chunk_rows` × vocab (`rows_per_chunk` when None).
     """
     _check(x, weight, target, weight_grad)
     rows, vocab = x.shape[0], weight.shape[0]
@@ -89,12 +91,14 @@ def linear_cross_entropy(
         x_part, logits = x[part], buffer[: part.stop - part.start]
         torch.mm(x_part, weight.t(), out=logits)
         loss_part, _ = cross_entropy(
-            logits, target[part], scale=scale, row_weight=None if row_weight is None else row_weight[part], z_loss=z_loss,
-            vocab_size=vocab_size, ignore_index=ignore_index, in_place=True, gradient=gradient, launcher=launcher,
+            logits, target[part], scale=scale, z_loss=z_loss,
+            row_weight=None if row_weight is None else row_weight[part], vocab_size=vocab_size,
+            ignore_index=ignore_index, in_place=True, gradient=gradient, launcher=launcher,
         )  # fmt: skip
         loss[part] = loss_part
         if gradient:
-            assert dx is not None and dweight is not None
+            assert dx is not None
+            assert dweight is not None
             torch.mm(logits, weight, out=dx[part])
             accumulate_product(dweight, logits.t(), x_part, add=first > 0 or weight_grad is not None)
     return LinearCrossEntropy(loss, dx, dweight if gradient else None)

@@ -1,20 +1,19 @@
 """RMSNorm and LayerNorm, forward and backward, fused with the residual add and with dropout.
 
-    stream = residual + dropout(x)                       the residual stream, fp32 or bf16 as `residual` is (x itself when residual is None)
+    stream = residual + dropout(x)                       the residual stream, in residual's type (x when that is None)
     rms:    y = stream · rstd · weight                   rstd = 1/√(mean(stream²) + eps), fp32, one a row
     layer:  y = (stream − mean) · rstd · weight + bias
 
-The backward takes (dy, stream, weight, rstd[, mean]) and the gradient `dstream` that reaches the stream by its other use, and returns the
-gradients of residual and x. Four passes over memory where PyTorch's separate kernels take nine or more. Weight gradients are fp32, the same
-bits on every run, and are added into `weight_grad` (the caller's main gradient) when it is given.
+The backward takes (dy, stream, weight, rstd[, mean]) and the gradient `dstream` that reaches the stream by its other
+use, and returns the gradients of residual and x. Four passes over memory where PyTorch's separate kernels take nine
+or more. Weight gradients are fp32, the same bits on every run, and are added into `weight_grad` (the caller's main
+gradient) when it is given.
 
-`rounding="llama"` applies y's type before the weight, as transformers' LlamaRMSNorm; "fp32" (the default; "gemma" order) multiplies in fp32.
-fp64 goes through the reference.
+`rounding="llama"` applies y's type before the weight, as transformers' LlamaRMSNorm; "fp32" (the default; "gemma"
+order) multiplies in fp32. fp64 goes through the reference.
 """
 
 from __future__ import annotations
-
-from typing import Literal
 
 import torch
 
@@ -35,6 +34,7 @@ from kernels.launch import (
 from kernels.norms_config import (
     BACKWARD_TABLE,
     FORWARD_TABLE,
+    LAYER_FORWARD_TABLE,
     PERSISTENT_WIDTH,
     PLAIN_FORWARD_TABLE,
     SHARED_BYTES,
@@ -43,80 +43,11 @@ from kernels.norms_config import (
     ForwardConfig,
 )
 from kernels.norms_kernels import norm_backward_kernel, norm_forward_kernel, sum_partials_kernel
+from kernels.norms_reference import Kind, Rounding, norm_backward_reference, norm_forward_reference
 from kernels.norms_wide import norm_columns_kernel, norm_wide_backward_kernel, norm_wide_forward_kernel
-from kernels.random import NO_DROPOUT, Dropout, apply_mask
+from kernels.random import NO_DROPOUT, Dropout
 
 Tensor = torch.Tensor
-Kind = Literal["rms", "layer"]
-Rounding = Literal["fp32", "llama"]
-
-# ---------------------------------------------------------------- reference
-
-
-def norm_forward_reference(
-    kind: Kind,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    eps: float,
-    residual: Tensor | None,
-    dropout: Dropout,
-    rounding: Rounding,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(y, stream, rstd, mean) in plain torch; computes in fp64 for fp64 input and in fp32 otherwise. mean is empty for rms."""
-    compute = torch.float64 if x.dtype == torch.float64 else torch.float32
-    s = apply_mask(x.to(compute), dropout)
-    if residual is not None:
-        s = (s + residual.to(compute)).to(residual.dtype)
-    else:
-        s = s.to(x.dtype)
-    stream, s = s, s.to(compute)
-    mean = s.mean(-1, keepdim=True) if kind == "layer" else s.new_empty(0)
-    centred = s - mean if kind == "layer" else s
-    rstd = torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
-    xhat = centred * rstd
-    if rounding == "llama":
-        xhat = xhat.to(x.dtype).to(compute)
-    y = xhat * weight.to(compute)
-    if bias is not None:
-        y = y + bias.to(compute)
-    return y.to(x.dtype), stream, rstd.reshape(-1), mean.reshape(-1)
-
-
-def norm_backward_reference(
-    kind: Kind,
-    dy: Tensor,
-    stream: Tensor,
-    weight: Tensor,
-    rstd: Tensor,
-    mean: Tensor,
-    dstream: Tensor | None,
-    dropout: Dropout,
-    rounding: Rounding,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(dresidual in stream's type, dx in dy's type, dweight, dbias), the last two in the computing type."""
-    compute = torch.float64 if stream.dtype == torch.float64 else torch.float32
-    width = stream.shape[-1]
-    s, g_out = stream.reshape(-1, width).to(compute), dy.reshape(-1, width).to(compute)
-    xhat = (s - mean[:, None].to(compute)) * rstd[:, None] if kind == "layer" else s * rstd[:, None]
-    g = g_out * weight.to(compute)
-    ds = g - xhat * (g * xhat).mean(-1, keepdim=True)
-    if kind == "layer":
-        ds = ds - g.mean(-1, keepdim=True)
-    ds = ds * rstd[:, None]
-    if dstream is not None:
-        ds = ds + dstream.reshape(-1, width).to(compute)
-    rounded = xhat.to(dy.dtype).to(compute) if rounding == "llama" else xhat
-    dx = apply_mask(ds, dropout)
-    return (
-        ds.to(stream.dtype).view(stream.shape),
-        dx.to(dy.dtype).view(stream.shape),
-        (g_out * rounded).sum(0),
-        g_out.sum(0),
-    )
-
-
-# ---------------------------------------------------------------- plain functions
 
 
 def norm_forward(
@@ -132,9 +63,11 @@ def norm_forward(
     launcher: Launcher = direct,
     config: ForwardConfig | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(y, stream, rstd, mean). x (…, width) floating point; weight, bias (width,); residual like x, its type is the stream's.
+    """(y, stream, rstd, mean). x (…, width) floating point; weight, bias (width,); residual like x, its type is the
+    stream's.
 
-    y has x's type and shape; rstd and mean are fp32 (rows,); mean is empty for rms. Without residual and dropout `stream` is x itself.
+    y has x's type and shape; rstd and mean are fp32 (rows,); mean is empty for rms. Without residual and dropout
+    `stream` is x itself.
     """
     width = _check(x, weight, bias, residual)
     if not use_triton(x):
@@ -144,7 +77,7 @@ def norm_forward(
     skip = as_rows(residual) if residual is not None else flat
     y = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
-    mean = torch.empty(rows if kind == "layer" else 0, dtype=torch.float32, device=x.device)
+    mean = torch.empty(rows, dtype=torch.float32, device=x.device) if kind == "layer" else rstd[:0]
     has_dropout = dropout.p > 0.0
     store = residual is not None or has_dropout
     stream = torch.empty((rows, width), dtype=skip.dtype, device=x.device) if store else flat
@@ -161,10 +94,11 @@ def norm_forward(
         )
         seeds = dropout.p, dropout.scale, dropout.key_low, dropout.key_high, dropout.token_first, dropout.element_first
         flags = {
-            "RMS": kind == "rms", "HAS_RESIDUAL": residual is not None, "HAS_BIAS": bias is not None, "HAS_DROPOUT": has_dropout,
-            "STORE_STREAM": store, "ROUND": rounding == "llama",
+            "RMS": kind == "rms", "HAS_RESIDUAL": residual is not None, "HAS_BIAS": bias is not None,
+            "HAS_DROPOUT": has_dropout, "STORE_STREAM": store, "ROUND": rounding == "llama",
         }  # fmt: skip
-        config = config or by_width(PLAIN_FORWARD_TABLE if kind == "rms" and not store else FORWARD_TABLE, width)
+        table = FORWARD_TABLE if store else PLAIN_FORWARD_TABLE if kind == "rms" else LAYER_FORWARD_TABLE
+        config = config or by_width(table, width)
         if not config.loop:
             tiles = cdiv(rows, config.rows)
             programs = min(tiles, processors(x.device) * config.per_processor) if config.per_processor else tiles
@@ -211,8 +145,9 @@ def norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """(dresidual, dx, dweight, dbias) from dy (…, width) and what the forward returned; dy's type is x's.
 
-    dresidual has stream's type, dx x's type; they are one tensor when types agree and nothing was dropped (do not write into either).
-    dweight and dbias are fp32 (width,): new tensors, or `weight_grad` / `bias_grad` with the gradient added; None where not asked for.
+    dresidual has stream's type, dx x's type; they are one tensor when types agree and nothing was dropped (do not
+    write into either). dweight and dbias are fp32 (width,): new tensors, or `weight_grad` / `bias_grad` with the
+    gradient added; None where not asked for.
     """
     width = _check(dy, weight, None, stream)
     if kind == "layer" and mean is None:
@@ -222,11 +157,12 @@ def norm_backward(
             check_tensor(name, main, dtypes=(torch.float32, torch.float64), shape=(width,), device=dy.device)
     if not use_triton(dy):
         mean = mean if mean is not None else rstd
-        ds, dx, dw, db = norm_backward_reference(kind, dy, stream, weight, rstd, mean, dstream, dropout, rounding)
-        dw = dw if weight_grad is None else weight_grad.add_(dw)
-        if has_bias:
-            db = db if bias_grad is None else bias_grad.add_(db)
-        return ds, dx, dw if need_weight else None, db if has_bias else None
+        ds, dx, fresh_dw, fresh_db = norm_backward_reference(
+            kind, dy, stream, weight, rstd, mean, dstream, dropout, rounding
+        )
+        dw_out = None if not need_weight else fresh_dw if weight_grad is None else weight_grad.add_(fresh_dw)
+        db_out = None if not has_bias else fresh_db if bias_grad is None else bias_grad.add_(fresh_db)
+        return ds, dx, dw_out, db_out
     flat_dy, flat_stream = as_rows(dy), as_rows(stream)
     rows = flat_dy.shape[0]
     flat_ds = as_rows(dstream) if dstream is not None else flat_dy
@@ -238,7 +174,8 @@ def norm_backward(
     strides = flat_dy.stride(0), flat_stream.stride(0), flat_ds.stride(0)
     seeds = dropout.p, dropout.scale, dropout.key_low, dropout.key_high, dropout.token_first, dropout.element_first
     shared = {
-        "RMS": kind == "rms", "HAS_DSTREAM": dstream is not None, "SPLIT": split, "HAS_DROPOUT": has_dropout, "ROUND": rounding == "llama",
+        "RMS": kind == "rms", "HAS_DSTREAM": dstream is not None, "SPLIT": split, "HAS_DROPOUT": has_dropout,
+        "ROUND": rounding == "llama",
     }  # fmt: skip
     if width <= (PERSISTENT_WIDTH // 2 if has_bias else PERSISTENT_WIDTH):
         config = config or by_width(BACKWARD_TABLE, width)
@@ -253,7 +190,8 @@ def norm_backward(
         partials = max(1, min(processors(device) * config.per_processor, cdiv(rows, config.rows)))
         dw_partial, db_partial = _partials(partials, width, device, need_weight, has_bias, rstd)
         launcher(norm_backward_kernel)[(partials,)](
-            flat_dy, flat_stream, weight, mean, rstd, flat_ds, dresidual, dx, dw_partial, db_partial, *strides, rows, width, *seeds,
+            flat_dy, flat_stream, weight, mean, rstd, flat_ds, dresidual, dx, dw_partial, db_partial,
+            *strides, rows, width, *seeds,
             **shared, HAS_BIAS=has_bias, WEIGHT_GRADIENT=need_weight, EXACT=block == width,
             RELOAD=config.reload, ROWS=config.rows, BLOCK=block, STAGES=stages, num_warps=config.warps,
         )  # fmt: skip

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 PERSISTENT_WIDTH = 16384
-"""Widest row held in registers (half of it where a bias gradient is, too); wider ones are looped over and read again."""
+"""Widest row held in registers (half of it where a bias gradient is, too).
+
+Wider ones are looped over and read again.
+"""
 WIDE_BLOCK = 4096
 """Lanes of the looped backward."""
 
@@ -41,10 +44,16 @@ PLAIN_FORWARD_TABLE: list[tuple[int, ForwardConfig]] = [
     *FORWARD_TABLE[:4],
     (4096, ForwardConfig(1, 4, reload=False)),
     (8192, ForwardConfig(2, 8)),
-    (PERSISTENT_WIDTH, ForwardConfig(1, 8)),
+    (PERSISTENT_WIDTH, ForwardConfig(1, 16)),
     FORWARD_TABLE[-1],
 ]
 """RMSNorm without residual and dropout: there are registers for more."""
+LAYER_FORWARD_TABLE: list[tuple[int, ForwardConfig]] = [
+    *FORWARD_TABLE[:4],
+    (4096, ForwardConfig(1, 4)),
+    *FORWARD_TABLE[5:],
+]
+"""LayerNorm without residual and dropout."""
 BACKWARD_TABLE: list[tuple[int, BackwardConfig]] = [
     (256, BackwardConfig(8, 4, 8, 1, False)),
     (512, BackwardConfig(4, 4, 8, 1, False)),

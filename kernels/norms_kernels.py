@@ -1,9 +1,10 @@
 """Triton kernels of RMSNorm and LayerNorm; `kernels/norms.py` says what they compute and calls them.
 
-Forward: one program a row tile, one pass. Backward: a persistent grid, `k` programs a multiprocessor; each strides over the rows, writes the
-input gradient and keeps its share of the weight gradient in fp32 registers, then stores one partial row; `sum_partials_kernel` adds the
-partial rows in a fixed order. Neither atomics nor locks: the weight gradient is the same bits on every run, and the second kernel's work
-does not grow with the number of rows. Rows wider than registers hold: `kernels/norms_wide.py`.
+Forward: one program a row tile, one pass. Backward: a persistent grid, `k` programs a multiprocessor; each strides
+over the rows, writes the input gradient and keeps its share of the weight gradient in fp32 registers, then stores one
+partial row; `sum_partials_kernel` adds the partial rows in a fixed order. Neither atomics nor locks: the weight
+gradient is the same bits on every run, and the second kernel's work does not grow with the number of rows. Rows wider
+than registers hold: `kernels/norms_wide.py`.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ def norm_forward_kernel(
     x_stride, residual_stride, rows, width, eps,
     p, keep_scale, key_low, key_high, token_first, element_first,
     RMS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
-    STORE_STREAM: tl.constexpr, ROUND: tl.constexpr, RELOAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    STORE_STREAM: tl.constexpr, ROUND: tl.constexpr, RELOAD: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """stream = residual + dropout(x); y = (stream − mean)·rstd·weight + bias. ROUND: y's type is applied before the weight.
+    """stream = residual + dropout(x); y = (stream − mean)·rstd·weight + bias. ROUND: y's type is applied before the
+    weight.
 
     RELOAD: read the weight again for each row tile (from L1) instead of holding it in registers.
     """
@@ -75,9 +78,11 @@ def norm_backward_kernel(
     HAS_DROPOUT: tl.constexpr, WEIGHT_GRADIENT: tl.constexpr, ROUND: tl.constexpr, EXACT: tl.constexpr,
     RELOAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """d(stream) into dresidual, and when SPLIT its dropped-out copy in x's type into dx; partial weight gradients into row `program`.
+    """d(stream) into dresidual, and when SPLIT its dropped-out copy in x's type into dx; partial weight gradients
+    into row `program`.
 
-    EXACT: width = BLOCK, no column mask. RELOAD: read the weight again for each row (from L1) instead of holding it in registers.
+    EXACT: width = BLOCK, no column mask. RELOAD: read the weight again for each row (from L1) instead of holding it
+    in registers.
     """
     program = tl.program_id(0)
     cols = tl.arange(0, BLOCK)[None, :]

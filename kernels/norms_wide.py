@@ -1,4 +1,5 @@
-"""Triton kernels of RMSNorm and LayerNorm for rows too wide for one program's registers: rows are looped over and read again.
+"""Triton kernels of RMSNorm and LayerNorm for rows too wide for one program's registers: rows are looped over and
+read again.
 
 Slower than `kernels/norms_kernels.py` by the extra reads, correct at any width, and never spilled.
 """
@@ -17,7 +18,8 @@ def norm_wide_forward_kernel(
     RMS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
     STORE_STREAM: tl.constexpr, ROUND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The forward of a row too wide for registers: one program a row, read two times (rms) or three, all but the first mostly from the L2."""
+    """The forward of a row too wide for registers: one program a row, read two times (rms) or three, all but the
+    first mostly from the L2."""
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
@@ -70,7 +72,8 @@ def norm_wide_backward_kernel(
     p, keep_scale, key_low, key_high, token_first, element_first,
     RMS: tl.constexpr, HAS_DSTREAM: tl.constexpr, SPLIT: tl.constexpr, HAS_DROPOUT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The input gradient of a row too wide for registers: one program a row, read twice (the second time mostly from the L2)."""
+    """The input gradient of a row too wide for registers: one program a row, read twice (the second time mostly from
+    the L2)."""
     row = tl.program_id(0).to(tl.int64)
     if row < rows:
         rstd = tl.load(rstd_ptr + row)
@@ -116,9 +119,11 @@ def norm_wide_backward_kernel(
 @triton.jit
 def norm_columns_kernel(
     dy_ptr, stream_ptr, mean_ptr, rstd_ptr, dweight_ptr, dbias_ptr, dy_stride, stream_stride, rows, width,
-    RMS: tl.constexpr, WEIGHT_GRADIENT: tl.constexpr, HAS_BIAS: tl.constexpr, ROUND: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    RMS: tl.constexpr, WEIGHT_GRADIENT: tl.constexpr, HAS_BIAS: tl.constexpr, ROUND: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Weight gradient of rows too wide for registers: program (column block, stripe) strides over row tiles of its columns."""
+    """Weight gradient of rows too wide for registers: program (column block, stripe) strides over row tiles of its
+    columns."""
     cols = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[None, :]
     stripe = tl.program_id(1)
     dweight = tl.zeros([ROWS, BLOCK], tl.float32)

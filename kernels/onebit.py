@@ -2,9 +2,10 @@
 
     c = x + error        scale = mean |c| over each chunk        bit = (c ≥ 0)        error ← c − (±scale)
 
-Bits are packed eight a byte, least significant first. What the rounding loses goes back in at the next step, so the compressed sum over
-steps tracks the true one. `onebit_unpack` returns the mean over workers of ±scale. n is a multiple of the chunk and the chunk of 8 (flat
-buffers are padded, see the plan's buckets). The scale is reduced in fp32 over fixed partial sums: the same bits on every run.
+Bits are packed eight a byte, least significant first. What the rounding loses goes back in at the next step, so the
+compressed sum over steps tracks the true one. `onebit_unpack` returns the mean over workers of ±scale. n is a
+multiple of the chunk and the chunk of 8 (flat buffers are padded, see the plan's buckets). The scale is reduced in
+fp32 over fixed partial sums: the same bits on every run.
 """
 
 from __future__ import annotations
@@ -94,7 +95,10 @@ def unpack_kernel(bits_ptr, scale_ptr, out_ptr, workers, n, chunk, chunks, block
 
 
 def onebit_pack(x: Tensor, error: Tensor, *, chunk: int | None = None) -> tuple[Tensor, Tensor]:
-    """(bits uint8 (n/8,), scale fp32 (n/chunk,)) of x + error; `error` (n,) fp32 is replaced by what was lost. chunk: None is n."""
+    """(bits uint8 (n/8,), scale fp32 (n/chunk,)) of x + error.
+
+    `error` (n,) fp32 is replaced by what was lost. chunk: None is n.
+    """
     check_float("x", x)
     check_tensor("x", x, shape=(None,))
     n = x.numel()
@@ -125,7 +129,8 @@ def onebit_unpack(
     chunk = n if chunk is None else chunk
     if n == 0 or workers == 0 or chunk <= 0 or chunk % 8 or n % chunk:
         raise KernelArgumentError(
-            f"bits hold {n} elements of {workers} workers in chunks of {chunk}; accepted: chunk a multiple of 8 dividing n"
+            f"bits hold {n} elements of {workers} workers in chunks of {chunk}; "
+            "accepted: chunk a multiple of 8 dividing n"
         )
     check_tensor("scale", scale, dtypes=(torch.float32, torch.float64), shape=(workers, n // chunk), device=bits.device)
     _contiguous(bits=bits, scale=scale)

@@ -1,14 +1,16 @@
 """Stateless random numbers: dropout masks that depend on what is dropped, never on how the run is laid out.
 
-A mask bit is a hash of (seed, step, layer, site; global token, element). The global token is global sample × sequence length + position, so
-the same element gets the same bit under recompute, any micro-batch, tensor, sequence or pipeline split, and after a resume; nothing is saved.
+A mask bit is a hash of (seed, step, layer, site; global token, element). The global token is global sample × sequence
+length + position, so the same element gets the same bit under recompute, any micro-batch, tensor, sequence or
+pipeline split, and after a resume; nothing is saved.
 
     key     = stream_key(seed, step, layer, site)                64 bits, once per call, on the host
-    a       = mix(token_low ^ key_low);  k0 = mix(a + token_high + key_high);  k1 = mix(k0 ^ token_low)      once per row
+    a       = mix(token_low ^ key_low);  k0 = mix(a + token_high + key_high);  k1 = mix(k0 ^ token_low)     once a row
     h       = mix(mix(element ^ k0) + k1);   kept when (h >> 8) / 2^24 >= p
 
-`mix` is a bijective xor-shift-multiply finaliser of 32 bits ("lowbias32", C. Wellons' hash prospector, public domain): 8 integer operations,
-so a mask costs a memory-bound kernel nothing, where Philox's ten rounds would. Torch and Triton versions agree bit for bit (tested).
+`mix` is a bijective xor-shift-multiply finaliser of 32 bits ("lowbias32", C. Wellons' hash prospector, public
+domain): 8 integer operations, so a mask costs a memory-bound kernel nothing, where Philox's ten rounds would. Torch
+and Triton versions agree bit for bit (tested).
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ def _splitmix64(x: int) -> int:
 
 
 def stream_key(seed: int, step: int, layer: int, site: int) -> int:
-    """The 64-bit key of one random stream. Every argument is any integer; equal arguments give equal keys on any machine."""
+    """The 64-bit key of one random stream.
+
+    Every argument is any integer; equal arguments give equal keys on any machine.
+    """
     key = _splitmix64(seed & _MASK64)
     for word in (step, layer, site):
         key = _splitmix64(key ^ (word & _MASK64))
@@ -50,10 +55,10 @@ def _signed32(x: int) -> int:
 class Dropout:
     """Where a local tensor lies in the run, for its dropout mask.
 
-    p:            probability of zeroing an element; kept ones are divided by 1 − p.
-    key_low/high: the stream key, as two signed 32-bit numbers.
-    token_first:  global token of row 0 of the local (rows, width) view: global sample × sequence length + position. Rows follow one another.
-    element_first: first column of this rank when the width is sharded.
+    p:            probability of zeroing an element; kept ones are divided by 1 − p. key_low/high: the stream key, as
+    two signed 32-bit numbers. token_first:  global token of row 0 of the local (rows, width) view: global sample ×
+    sequence length + position. Rows follow one another. element_first: first column of this rank when the width is
+    sharded.
     """
 
     p: float
@@ -96,7 +101,10 @@ def _mix_reference(x: torch.Tensor) -> torch.Tensor:
 
 
 def uniform_reference(dropout: Dropout, tokens: torch.Tensor, elements: torch.Tensor) -> torch.Tensor:
-    """Uniform fp32 in [0, 1) for every (token, element) pair; `tokens` and `elements` are int64 and broadcast against each other."""
+    """Uniform fp32 in [0, 1) for every (token, element) pair.
+
+    `tokens` and `elements` are int64 and broadcast against each other.
+    """
     low, high = tokens & _MASK32, (tokens >> 32) & _MASK32
     k0 = _mix_reference(
         (_mix_reference(low ^ (dropout.key_low & _MASK32)) + high + (dropout.key_high & _MASK32)) & _MASK32
@@ -107,7 +115,10 @@ def uniform_reference(dropout: Dropout, tokens: torch.Tensor, elements: torch.Te
 
 
 def keep_mask(dropout: Dropout, rows: int, width: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Boolean (rows, width): True where the element is kept. What the kernels apply; exported so that tests and references can."""
+    """Boolean (rows, width): True where the element is kept.
+
+    What the kernels apply; exported so that tests and references can.
+    """
     tokens = torch.arange(rows, dtype=torch.int64, device=device)[:, None] + dropout.token_first
     elements = torch.arange(width, dtype=torch.int64, device=device)[None, :] + dropout.element_first
     p = torch.tensor(dropout.p, dtype=torch.float32, device=device)
@@ -115,7 +126,10 @@ def keep_mask(dropout: Dropout, rows: int, width: int, device: torch.device | st
 
 
 def apply_mask(x: torch.Tensor, dropout: Dropout) -> torch.Tensor:
-    """x · mask / (1 − p) in x's type, for x of shape (…, width); the forward and the backward of dropout are this one function."""
+    """x · mask / (1 − p) in x's type, for x of shape (…, width).
+
+    The forward and the backward of dropout are this one function.
+    """
     if dropout.p == 0.0:
         return x
     rows = x.reshape(-1, x.shape[-1])
@@ -137,7 +151,10 @@ def mix32(x):
 
 @triton.jit
 def keep_tile(tokens, elements, key_low, key_high, p):
-    """Keep mask of a tile: tokens int64 [R, 1], elements int [1, C] or [R, C]; the Triton twin of `uniform_reference(…) >= p`."""
+    """Keep mask of a tile: tokens int64 [R, 1], elements int [1, C] or [R, C].
+
+    The Triton twin of `uniform_reference(…) >= p`.
+    """
     low = tl.cast(tokens & 0xFFFFFFFF, tl.uint32)
     high = tl.cast((tokens >> 32) & 0xFFFFFFFF, tl.uint32)
     k0 = mix32(mix32(low ^ tl.cast(key_low, tl.uint32)) + high + tl.cast(key_high, tl.uint32))

@@ -2,9 +2,10 @@
 
     y[:D/2] = x[:D/2]·cos − x[D/2:]·sin        y[D/2:] = x[D/2:]·cos + x[:D/2]·sin
 
-in fp32, for x of shape (B, T, H, D) or a strided view of it such as the q part of a fused QKV projection; cos and sin are fp32 (T, D/2). The
-backward is the same kernel with the sine negated. Outputs are contiguous, or the views the caller gives (the q and k parts of one gradient
-buffer, say), because a gradient laid out unlike its input costs a copy later.
+in fp32, for x of shape (B, T, H, D) or a strided view of it such as the q part of a fused QKV projection; cos and sin
+are fp32 (T, D/2). The backward is the same kernel with the sine negated. Outputs are contiguous, or the views the
+caller gives (the q and k parts of one gradient buffer, say), because a gradient laid out unlike its input costs a
+copy later.
 """
 
 from __future__ import annotations
@@ -118,7 +119,10 @@ def rotary_forward(
     k_out: Tensor | None = None,
     launcher: Launcher = direct,
 ) -> tuple[Tensor, Tensor]:
-    """(q, k) rotated. q (B, T, Hq, D), k (B, T, Hk, D), D even, any strides with unit stride along D; cos, sin fp32 (T, D/2)."""
+    """(q, k) rotated.
+
+    q (B, T, Hq, D), k (B, T, Hk, D), D even, any strides with unit stride along D; cos, sin fp32 (T, D/2).
+    """
     return _rotary(q, k, cos, sin, q_out, k_out, False, launcher)
 
 

@@ -1,7 +1,8 @@
 """What the kernel suites share: the device they run on, and tolerance by comparison instead of by magic number.
 
-`assert_faithful(ours, low, exact)`: our error against fp64 may be at most twice the error PyTorch makes in the same storage types, plus one
-unit in the last place of the result's scale (the interpreter truncates fp32 → bf16 where hardware rounds).
+`assert_faithful(ours, low, exact)`: our error against fp64 may be at most twice the error PyTorch makes in the same
+storage types, plus one unit in the last place of the result's scale (the interpreter truncates fp32 → bf16 where
+hardware rounds).
 """
 
 import torch
@@ -14,13 +15,17 @@ def error(x: torch.Tensor, exact: torch.Tensor) -> float:
     return float((x.double() - exact.double()).abs().max()) if exact.numel() else 0.0
 
 
-def assert_faithful(ours: torch.Tensor, low: torch.Tensor, exact: torch.Tensor, name: str = "", factor: float = 2) -> None:
+def assert_faithful(
+    ours: torch.Tensor, low: torch.Tensor, exact: torch.Tensor, name: str = "", factor: float = 2
+) -> None:
     assert ours.shape == exact.shape, f"{name}: shape {tuple(ours.shape)} instead of {tuple(exact.shape)}"
     assert bool(torch.isfinite(ours).all()), f"{name}: not finite"
     scale = float(exact.abs().max()) if exact.numel() else 0.0
     unit = torch.finfo(ours.dtype).eps * scale * (1.0 if ON_GPU else 2.0)
     bound = factor * error(low, exact) + unit
-    assert error(ours, exact) <= bound, f"{name}: error {error(ours, exact):.3e}, PyTorch's {error(low, exact):.3e}, bound {bound:.3e}"
+    assert error(ours, exact) <= bound, (
+        f"{name}: error {error(ours, exact):.3e}, PyTorch's {error(low, exact):.3e}, bound {bound:.3e}"
+    )
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from tests.kernels.fidelity import DEVICE, assert_faithful, randn
 
 from kernels import adamw, checksum, delta, norms, onebit
 from kernels.random import Dropout, keep_mask, uniform_reference
+from tests.kernels.fidelity import DEVICE, assert_faithful, randn
 
 
 @pytest.mark.parametrize("n", [1, 1023, 2500])
@@ -51,21 +51,35 @@ def test_one_bit_error_feedback():
         torch.testing.assert_close(scale, reference[1])
         torch.testing.assert_close(error, kept)
         total, sent = total + x, sent + onebit.onebit_unpack(bits[None], scale[None], chunk=chunk)
-    torch.testing.assert_close(sent + error, total, atol=1e-5, rtol=1e-5)  # what rounding lost is in the error, nothing else
+    torch.testing.assert_close(
+        sent + error, total, atol=1e-5, rtol=1e-5
+    )  # what rounding lost is in the error, nothing else
     bits, scale = torch.stack([bits, bits.flip(0)]), torch.stack([scale, 2 * scale])
-    torch.testing.assert_close(onebit.onebit_unpack(bits, scale, chunk=chunk), onebit.onebit_unpack_reference(bits, scale, chunk))
+    torch.testing.assert_close(
+        onebit.onebit_unpack(bits, scale, chunk=chunk), onebit.onebit_unpack_reference(bits, scale, chunk)
+    )
 
 
 def test_checksum():
-    for tensor in (randn(5001), randn(5001, dtype=torch.bfloat16), torch.arange(7, dtype=torch.uint8, device=DEVICE), randn(0)):
+    for tensor in (
+        randn(5001),
+        randn(5001, dtype=torch.bfloat16),
+        torch.arange(7, dtype=torch.uint8, device=DEVICE),
+        randn(0),
+    ):
         raw = bytes(tensor.reshape(-1).view(torch.uint8).cpu().numpy())
         raw += bytes(-len(raw) % 4)
         words = [int.from_bytes(raw[i : i + 4], "little") for i in range(0, len(raw), 4)]
         for first in (0, 2**33 + 5):
-            assert checksum.checksum_int(tensor, word_first=first) == sum(w * (2 * (i + first) + 1) for i, w in enumerate(words)) % 2**64
+            assert (
+                checksum.checksum_int(tensor, word_first=first)
+                == sum(w * (2 * (i + first) + 1) for i, w in enumerate(words)) % 2**64
+            )
     x = randn(4096)
     whole = checksum.checksum_int(x)
-    assert (checksum.checksum_int(x[:1000]) + checksum.checksum_int(x[1000:], word_first=1000)) % 2**64 == whole  # shards add up
+    assert (
+        checksum.checksum_int(x[:1000]) + checksum.checksum_int(x[1000:], word_first=1000)
+    ) % 2**64 == whole  # shards add up
     swapped = x.clone()
     swapped[[3, 2000]] = x[[2000, 3]]
     flipped = x.clone()
@@ -87,14 +101,20 @@ def test_delta_is_exact(dtype):
 
 
 def test_random_numbers_agree_with_the_reference_and_with_history():
-    """The kernel's mask is the reference's bit for bit, on every device; these values may never change (runs must resume)."""
+    """The kernel's mask is the reference's bit for bit, on every device.
+
+    These values may never change (runs must resume).
+    """
     dropout = Dropout.at(0.5, seed=42, step=7, layer=3, site=1, token_first=2**40 + 9, element_first=70_000)
     w = torch.ones(200, device=DEVICE)
     x = torch.ones(40, 200, device=DEVICE)
     stream = norms.norm_forward("rms", x, w, eps=1e-5, dropout=dropout)[1]
     assert torch.equal(stream != 0, keep_mask(dropout, 40, 200, DEVICE))
     values = uniform_reference(dropout, torch.tensor([[0], [2**40]]), torch.tensor([[0, 1, 2]]))
-    known = [[0.7924237251281738, 0.9612805247306824, 0.3431222438812256], [0.1208239197731018, 0.7664107084274292, 0.3930295705795288]]
+    known = [
+        [0.7924237251281738, 0.9612805247306824, 0.3431222438812256],
+        [0.1208239197731018, 0.7664107084274292, 0.3930295705795288],
+    ]
     assert values.tolist() == known
 
 

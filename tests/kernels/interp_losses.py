@@ -2,11 +2,19 @@
 
 import pytest
 import torch
-from tests.kernels.fidelity import DEVICE, assert_faithful, error, randn
 
-from kernels.crossentropy import RowConfig, RowStatistics, check_targets, cross_entropy, exp_target, row_max, row_statistics
+from kernels.crossentropy import (
+    RowConfig,
+    RowStatistics,
+    check_targets,
+    cross_entropy,
+    exp_target,
+    row_max,
+    row_statistics,
+)
 from kernels.launch import KernelArgumentError
 from kernels.linear_crossentropy import linear_cross_entropy, linear_cross_entropy_reference
+from tests.kernels.fidelity import DEVICE, assert_faithful, error, randn
 
 F = torch.nn.functional
 SMALL = RowConfig(64, 4)
@@ -38,14 +46,17 @@ def test_rows_with_a_gradient_each(dtype, rows, vocab, ignored):  # bugs 5, 6, 8
     assert_faithful(loss, low[0], exact[0], "loss")
     assert_faithful(gradient, low[1], exact[1], "gradient")
     again, written = cross_entropy(logits, target, row_weight=upstream, in_place=True, config=SMALL)
-    assert written.data_ptr() == logits.data_ptr() and torch.equal(logits, gradient) and torch.equal(again, loss)
+    assert written.data_ptr() == logits.data_ptr()
+    assert torch.equal(logits, gradient)
+    assert torch.equal(again, loss)
 
 
 def test_everything_ignored_is_exactly_zero():  # bug 7
     logits = randn(3, 50)
     logits[1, 2] = float("nan")
     loss, gradient = cross_entropy(logits, torch.full((3,), -100, device=DEVICE))
-    assert not bool(loss.any()) and not bool(gradient.any())
+    assert not bool(loss.any())
+    assert not bool(gradient.any())
 
 
 @pytest.mark.parametrize("p", [0.9, 0.99, 0.999, 1 - 1e-6])
@@ -66,8 +77,11 @@ def test_targets_outside_the_vocabulary():  # bug 10
     target = torch.tensor([3, vocab, padded - 1, -1, padded + 7], device=DEVICE)
     loss, gradient = cross_entropy(logits, target, vocab_size=vocab)
     exact = by_autograd(logits[:1, :vocab].double(), target[:1], torch.ones(1, device=DEVICE))
-    assert error(loss[:1], exact[0]) < 1e-5 and error(gradient[:1, :vocab], exact[1]) < 1e-6
-    assert not bool(loss[1:].any()) and not bool(gradient[1:].any()) and not bool(gradient[:, vocab:].any())
+    assert error(loss[:1], exact[0]) < 1e-5
+    assert error(gradient[:1, :vocab], exact[1]) < 1e-6
+    assert not bool(loss[1:].any())
+    assert not bool(gradient[1:].any())
+    assert not bool(gradient[:, vocab:].any())
     with pytest.raises(KernelArgumentError, match=r"target\[1\] is 100; accepted: 0 … 99, or -100 to ignore"):
         check_targets(target, vocab)
 
@@ -79,7 +93,8 @@ def test_minus_infinity_logits_and_nan_rows():  # bug 19
     target = torch.tensor([55, 2, 3], device=DEVICE)
     exact = by_autograd(logits.double(), target, torch.ones(3, device=DEVICE))
     loss, gradient = cross_entropy(logits, target)
-    assert error(loss[[0, 2]], exact[0][[0, 2]]) < 1e-5 and error(gradient[[0, 2]], exact[1][[0, 2]]) < 1e-6
+    assert error(loss[[0, 2]], exact[0][[0, 2]]) < 1e-5
+    assert error(gradient[[0, 2]], exact[1][[0, 2]]) < 1e-6
     assert bool(loss[1].isnan())
 
 
@@ -89,7 +104,8 @@ def test_z_loss():  # bug 20
     exact = F.cross_entropy(leaf, target, reduction="none") + 0.01 * torch.logsumexp(leaf, -1).square()
     (exact_gradient,) = torch.autograd.grad(exact.sum() * 0.25, leaf)
     loss, gradient = cross_entropy(logits, target, z_loss=0.01, scale=0.25)
-    assert error(loss, exact) < 1e-5 and error(gradient, exact_gradient) < 1e-6
+    assert error(loss, exact) < 1e-5
+    assert error(gradient, exact_gradient) < 1e-6
 
 
 @pytest.mark.parametrize("shards", [2, 3])
@@ -124,7 +140,8 @@ def test_linear_cross_entropy(chunk, dtype):  # bug 17: the error does not grow 
     exact = linear_cross_entropy_reference(x.double(), w.double(), target, 0.01, upstream)
     low = linear_cross_entropy_reference(x, w, target, 0.01, upstream)
     ours = linear_cross_entropy(x, w, target, scale=0.01, row_weight=upstream, chunk_rows=chunk)
-    assert ours.dweight.dtype == torch.float32 and ours.dx.dtype == dtype
+    assert ours.dweight.dtype == torch.float32
+    assert ours.dx.dtype == dtype
     for name in ("loss", "dx", "dweight"):
         assert_faithful(getattr(ours, name), getattr(low, name), getattr(exact, name), name)
     main = torch.ones_like(ours.dweight)
@@ -137,6 +154,9 @@ def test_linear_cross_entropy(chunk, dtype):  # bug 17: the error does not grow 
 def test_linear_cross_entropy_of_nothing():
     w = randn(10, 8)
     empty = linear_cross_entropy(randn(0, 8), w, torch.zeros(0, dtype=torch.int64, device=DEVICE))
-    assert empty.loss.shape == (0,) and not bool(empty.dweight.any())
+    assert empty.loss.shape == (0,)
+    assert not bool(empty.dweight.any())
     ignored = linear_cross_entropy(randn(5, 8), w, torch.full((5,), -100, device=DEVICE))
-    assert not bool(ignored.loss.any()) and not bool(ignored.dx.any()) and not bool(ignored.dweight.any())
+    assert not bool(ignored.loss.any())
+    assert not bool(ignored.dx.any())
+    assert not bool(ignored.dweight.any())

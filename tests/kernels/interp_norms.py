@@ -1,11 +1,12 @@
-"""RMSNorm and LayerNorm kernels against fp64: in Triton's interpreter on a CPU, compiled on a GPU (see test_interpreter.py)."""
+"""RMSNorm and LayerNorm kernels against fp64: in Triton's interpreter on a CPU, compiled on a GPU (see
+test_interpreter.py)."""
 
 import pytest
 import torch
-from tests.kernels.fidelity import DEVICE, ON_GPU, assert_faithful, randn
 
 from kernels import norms
 from kernels.random import NO_DROPOUT, Dropout, keep_mask
+from tests.kernels.fidelity import DEVICE, ON_GPU, assert_faithful, randn
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -18,7 +19,9 @@ def run_both(kind, rows, width, x_type, w_type, stream_type, p, rounding, seed=0
     dy, dstream = randn(rows, width, dtype=x_type, seed=4), randn(rows, width, dtype=stream_type or x_type, seed=5)
     dropout = Dropout.at(p, seed=3, step=1, layer=2, site=0, token_first=2**32 - 2) if p else NO_DROPOUT
     factor = 4 if rounding == "llama" and not ON_GPU else 2  # the interpreter truncates where that order rounds
-    y, stream, rstd, mean = norms.norm_forward(kind, x, w, bias, eps=1e-5, residual=residual, dropout=dropout, rounding=rounding)
+    y, stream, rstd, mean = norms.norm_forward(
+        kind, x, w, bias, eps=1e-5, residual=residual, dropout=dropout, rounding=rounding
+    )
     low = norms.norm_forward_reference(kind, x, w, bias, 1e-5, residual, dropout, rounding)[1]
     wide = None if residual is None else residual.double()
     exact = norms.norm_forward_reference(kind, x.double(), w.double(), None, 1e-5, wide, dropout, "fp32")[1]
@@ -90,7 +93,8 @@ def test_weight_gradient_accumulates_into_the_main_gradient():
     fresh = norms.norm_backward("layer", dy, x, w, rstd, mean, has_bias=True)
     main_w, main_b = torch.ones(33, device=DEVICE), torch.ones(33, device=DEVICE)
     into = norms.norm_backward("layer", dy, x, w, rstd, mean, has_bias=True, weight_grad=main_w, bias_grad=main_b)
-    assert into[2] is main_w and into[3] is main_b
+    assert into[2] is main_w
+    assert into[3] is main_b
     torch.testing.assert_close(main_w, fresh[2] + 1)
     torch.testing.assert_close(main_b, fresh[3] + 1)
     assert norms.norm_backward("layer", dy, x, w, rstd, mean, need_weight=False)[2] is None
@@ -109,7 +113,12 @@ def test_inputs_are_not_changed():  # bug 11
 def test_expanded_and_transposed_gradients():  # bug 4
     x, w = randn(6, 40), randn(40)
     _, _, rstd, _ = norms.norm_forward("rms", x, w, eps=1e-5)
-    for dy in (torch.ones((), device=DEVICE).expand(6, 40), randn(40, 6).t(), randn(6, 1).expand(6, 40), randn(6, 80)[:, ::2]):
+    for dy in (
+        torch.ones((), device=DEVICE).expand(6, 40),
+        randn(40, 6).t(),
+        randn(6, 1).expand(6, 40),
+        randn(6, 80)[:, ::2],
+    ):
         same = norms.norm_backward("rms", dy.contiguous(), x, w, rstd)
         for a, b in zip(norms.norm_backward("rms", dy, x, w, rstd), same, strict=True):
             assert (a is None and b is None) or torch.equal(a, b)
@@ -135,7 +144,11 @@ def test_empty_input_and_huge_epsilon():  # bug 19
     assert dx.shape == (0, 16)
     assert torch.equal(dw, torch.zeros_like(dw))
     x = randn(3, 16)
-    assert_faithful(norms.norm_forward("rms", x, w, eps=1e6)[0], *(norms.norm_forward_reference("rms", t, w.to(t.dtype), None, 1e6, None, NO_DROPOUT, "fp32")[0] for t in (x, x.double())))  # fmt: skip
+    low, exact = (
+        norms.norm_forward_reference("rms", t, w.to(t.dtype), None, 1e6, None, NO_DROPOUT, "fp32")[0]
+        for t in (x, x.double())
+    )
+    assert_faithful(norms.norm_forward("rms", x, w, eps=1e6)[0], low, exact)
 
 
 def test_dropout_is_the_exported_mask():  # bug 16
@@ -144,5 +157,7 @@ def test_dropout_is_the_exported_mask():  # bug 16
     stream = norms.norm_forward("rms", x, w, eps=1e-5, residual=r, dropout=dropout)[1]
     mask = keep_mask(dropout, 8, 48, DEVICE)
     torch.testing.assert_close(stream, r + torch.where(mask, x * dropout.scale, 0.0))
-    part = norms.norm_forward("rms", x[3:5], w, eps=1e-5, residual=r[3:5], dropout=Dropout(0.4, dropout.key_low, dropout.key_high, 103))[1]
+    part = norms.norm_forward(
+        "rms", x[3:5], w, eps=1e-5, residual=r[3:5], dropout=Dropout(0.4, dropout.key_low, dropout.key_high, 103)
+    )[1]
     assert torch.equal(part, stream[3:5])  # the same bits when the rows are split over ranks or micro-batches

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from tests.kernels.fidelity import DEVICE, assert_faithful, randn
 
 from kernels import activations, rotary
+from tests.kernels.fidelity import DEVICE, assert_faithful, randn
 
 BF16, FP32 = torch.bfloat16, torch.float32
 

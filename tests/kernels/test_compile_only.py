@@ -1,6 +1,8 @@
-"""Every kernel, with every launch configuration of its table, compiled for sm_90 without a GPU: no spills, wide loads, no fp64 arithmetic.
+"""Every kernel, with every launch configuration of its table, compiled for sm_90 without a GPU: no spills, wide
+loads, no fp64 arithmetic.
 
-This catches what the interpreter cannot: register pressure, lost vectorisation, a scalar that arrives as fp64 and promotes a row.
+This catches what the interpreter cannot: register pressure, lost vectorisation, a scalar that arrives as fp64 and
+promotes a row.
 """
 
 import importlib.util
@@ -22,12 +24,18 @@ def check(kernel, types, constants, warps, *, shared_limit=232_448, load_bytes=1
 
 
 def norm_types(x="bf16", stream="bf16", weight="bf16"):
-    both = dict.fromkeys(("x", "y", "dy", "dx"), x) | dict.fromkeys(("residual", "stream", "dstream", "dresidual"), stream)
+    both = dict.fromkeys(("x", "y", "dy", "dx"), x) | dict.fromkeys(
+        ("residual", "stream", "dstream", "dresidual"), stream
+    )
     return both | {"weight": weight, "bias": weight}
 
 
 def forward_constants(config, block, **flags):
-    base = dict.fromkeys(("HAS_RESIDUAL", "HAS_BIAS", "HAS_DROPOUT", "STORE_STREAM", "ROUND"), False) | {"RMS": True} | flags
+    base = (
+        dict.fromkeys(("HAS_RESIDUAL", "HAS_BIAS", "HAS_DROPOUT", "STORE_STREAM", "ROUND"), False)
+        | {"RMS": True}
+        | flags
+    )
     return base | {"RELOAD": config.reload, "ROWS": config.rows, "BLOCK": block, "STAGES": config.stages}
 
 
@@ -46,12 +54,22 @@ def test_norm_forward(index):
     width, config = table("FORWARD_TABLE")[index]
     full = {"HAS_RESIDUAL": True, "HAS_DROPOUT": True, "STORE_STREAM": True}
     check(norm_forward_kernel, norm_types(stream="fp32"), forward_constants(config, width, **full), config.warps)
+    width, config = table("LAYER_FORWARD_TABLE")[index]
     check(norm_forward_kernel, norm_types(), forward_constants(config, width, RMS=False, HAS_BIAS=True), config.warps)
 
 
 def backward_constants(config, block, stages=None, **flags):
-    base = dict.fromkeys(("HAS_BIAS", "HAS_DSTREAM", "SPLIT", "HAS_DROPOUT", "ROUND"), False) | {"RMS": True, "WEIGHT_GRADIENT": True}
-    sizes = {"RELOAD": config.reload, "ROWS": config.rows, "BLOCK": block, "STAGES": stages or config.stages, "EXACT": True}
+    base = dict.fromkeys(("HAS_BIAS", "HAS_DSTREAM", "SPLIT", "HAS_DROPOUT", "ROUND"), False) | {
+        "RMS": True,
+        "WEIGHT_GRADIENT": True,
+    }
+    sizes = {
+        "RELOAD": config.reload,
+        "ROWS": config.rows,
+        "BLOCK": block,
+        "STAGES": stages or config.stages,
+        "EXACT": True,
+    }
     return base | flags | sizes
 
 
@@ -63,17 +81,33 @@ def test_norm_backward(index):
     residents = 232_448 // config.per_processor  # the programs of one multiprocessor share its memory
     check(norm_backward_kernel, norm_types(), backward_constants(config, width), config.warps, shared_limit=residents)
     stages = 1 if width > 8192 else None
-    check(norm_backward_kernel, norm_types(), backward_constants(config, width, stages, HAS_DSTREAM=True), config.warps, shared_limit=residents)
+    check(
+        norm_backward_kernel,
+        norm_types(),
+        backward_constants(config, width, stages, HAS_DSTREAM=True),
+        config.warps,
+        shared_limit=residents,
+    )
     if width <= 8192:
         layer = {"RMS": False, "HAS_BIAS": True, "HAS_DSTREAM": True, "SPLIT": True, "HAS_DROPOUT": True}
-        check(norm_backward_kernel, norm_types(), backward_constants(config, width, **layer), config.warps, shared_limit=residents)
+        check(
+            norm_backward_kernel,
+            norm_types(),
+            backward_constants(config, width, **layer),
+            config.warps,
+            shared_limit=residents,
+        )
 
 
 def test_wide_norms_and_reductions():
     from kernels.norms_kernels import sum_partials_kernel
     from kernels.norms_wide import norm_columns_kernel, norm_wide_backward_kernel, norm_wide_forward_kernel
 
-    flags = dict.fromkeys(("HAS_RESIDUAL", "HAS_BIAS", "HAS_DROPOUT", "STORE_STREAM"), True) | {"RMS": False, "ROUND": False, "BLOCK": 4096}
+    flags = dict.fromkeys(("HAS_RESIDUAL", "HAS_BIAS", "HAS_DROPOUT", "STORE_STREAM"), True) | {
+        "RMS": False,
+        "ROUND": False,
+        "BLOCK": 4096,
+    }
     check(norm_wide_forward_kernel, norm_types(), flags, 8)
     flags = dict.fromkeys(("HAS_DSTREAM", "SPLIT", "HAS_DROPOUT"), True) | {"RMS": False, "BLOCK": 4096}
     check(norm_wide_backward_kernel, norm_types(), flags, 8)
@@ -124,7 +158,9 @@ def test_flat_buffers():
     check(onebit.pack_kernel, {"bits": "u8"}, {"BYTES": onebit.BLOCK // 8}, 8)
     check(onebit.unpack_kernel, {"bits": "u8"}, {"BYTES": onebit.BLOCK // 8}, 8, load_bytes=1)
     check(checksum.checksum_kernel, {"words": "i32", "partial": "i64"}, {"BLOCK": checksum.BLOCK}, 8)
-    check(delta.delta_pack_kernel, {"new": "i16", "base": "i16", "planes": "u8"}, {"PLANES": 2, "BLOCK": delta.BLOCK}, 8)
+    check(
+        delta.delta_pack_kernel, {"new": "i16", "base": "i16", "planes": "u8"}, {"PLANES": 2, "BLOCK": delta.BLOCK}, 8
+    )
 
 
 def test_scalars_typed_fp64_do_not_promote():  # bug 14: a compiled graph passes Python floats as fp64
@@ -142,7 +178,8 @@ def test_scalars_typed_fp64_do_not_promote():  # bug 14: a compiled graph passes
 
 
 def test_a_spill_and_a_promotion_would_be_seen():
-    """The two assertions can fail: a row held by too few threads spills, an unpinned fp64 scalar shows as f64 arithmetic."""
+    """The two assertions can fail: a row held by too few threads spills, an unpinned fp64 scalar shows as f64
+    arithmetic."""
     from kernels.norms_config import ForwardConfig
     from kernels.norms_kernels import norm_forward_kernel
     from tests.kernels.unpinned import scaled_kernel

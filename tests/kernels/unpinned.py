@@ -1,4 +1,5 @@
-"""A kernel with the fault that `tl.cast(scalar, tl.float32)` prevents: its float argument takes whatever type the caller gives it."""
+"""A kernel with the fault that `tl.cast(scalar, tl.float32)` prevents: its float argument takes whatever type the
+caller gives it."""
 
 import triton
 import triton.language as tl
