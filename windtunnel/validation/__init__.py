@@ -1,8 +1,8 @@
 """The scoreboard: forecasts held against published measurements, source by source.
 
-    rows = published.read()                 # the rows of calibration/published/runs.csv
-    case = rows_.convert(rows[0])           # a run dict, or the stated reason why the row is not scored
-    board = score.scoreboard(rows)          # flown and scored, per source
+    table_of_runs = published.read()            # the rows of calibration/published/runs.csv
+    case = rows.convert(table_of_runs[0])       # a run, or the stated reason why the row is not scored
+    board = score.scoreboard(table_of_runs)     # flown and scored, per source
     print(table.text(board))
 
 Nothing here tunes anything: a row becomes a run by rules written down in `conventions`, the run is flown with the

@@ -129,7 +129,7 @@ def scoreboard(
     flyer = flyer or Flyer()
     cases = [convert(row) for row in published]
     ready = [case for case in cases if case.run is not None]
-    used = profiles_used(ready, flyer)
+    used = profiles_used(ready, flyer, [row.id for row in published])
     held_out = {name for profile in used for name in profile.calibrated_on}
     reasons = {case.row.id: case.reason for case in cases if case.run is None}
     reasons |= {case.row.id: "calibration data of the profile" for case in ready if case.row.id in held_out}
@@ -142,10 +142,9 @@ def scoreboard(
     return Scoreboard(_sources(cases, reasons, scores), used, tuple(scores))
 
 
-def profiles_used(cases: Sequence[Case], flyer: Flyer) -> tuple[ProfileUsed, ...]:
-    """The profiles that price these cases, each once, with the training runs they were fitted on."""
+def profiles_used(cases: Iterable[Case], flyer: Flyer, ids: Sequence[str]) -> tuple[ProfileUsed, ...]:
+    """The profiles that price these cases, each once, with those of the rows `ids` that they were fitted on."""
     found: dict[str, ProfileUsed] = {}
-    ids = [case.row.id for case in cases]
     for case in cases:
         assert case.run is not None
         profile = flyer.profile_of(case.run)
@@ -156,8 +155,8 @@ def profiles_used(cases: Sequence[Case], flyer: Flyer) -> tuple[ProfileUsed, ...
 
 
 def training_runs(named: Sequence[str], ids: Sequence[str]) -> tuple[str, ...]:
-    """Of `ids`, in the order of their table, those a profile names, singly or as a range `first..last`. What it names of
-    other tables (GEMM rates, collectives) is none of them."""
+    """Of `ids`, in the order of their table, those a profile names, singly or as a range `first..last`. What it names
+    of other tables (GEMM rates, collectives) is none of them."""
     place = {name: index for index, name in enumerate(ids)}
     found: set[int] = set()
     for name in named:
