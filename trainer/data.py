@@ -14,6 +14,8 @@ from __future__ import annotations
 import hashlib
 import os
 import sysconfig
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,7 @@ from plan.run import Run
 
 Tensor = torch.Tensor
 ROUNDS = 4
+SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
 class TokenFile:
@@ -106,20 +109,26 @@ def cache_folder() -> Path:
     return Path(given) if given else Path(base) / "windtunnel"
 
 
+@cache
 def builtin_file() -> Path:
     """The standard library as bytes, written on first use. Its name holds a digest of the file list, so another Python
     gets its own."""
     root = Path(sysconfig.get_path("stdlib"))
-    skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-    files = sorted(p for p in root.rglob("*.py") if skipped.isdisjoint(p.relative_to(root).parts))
-    listing = "\n".join(f"{p.relative_to(root).as_posix()} {p.stat().st_size}" for p in files)
-    path = cache_folder() / "data" / f"stdlib-{hashlib.blake2b(listing.encode(), digest_size=8).hexdigest()}.npy"
+    files = sorted(_sources(root), key=lambda path: path.relative_to(root).as_posix())
+    listing = "\n".join(f"{path.relative_to(root).as_posix()} {path.stat().st_size}" for path in files)
+    digest = hashlib.blake2b(listing.encode(), digest_size=8).hexdigest()
+    path = cache_folder() / "data" / f"stdlib-{digest}.npy"
     if not path.exists():
         text = b"".join(p.read_bytes() for p in files)
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}.npy")
         np.save(part, np.frombuffer(text, np.uint8))
-        part.replace(
-            path
-        )  # ranks that start together each write their own and the last one wins, all with the same bytes
+        part.replace(path)  # ranks that start together each write their own; the last one wins, with the same bytes
     return path
+
+
+def _sources(root: Path) -> Iterator[Path]:
+    """Python files below `root`, without tests and what others installed."""
+    for folder, inner, names in os.walk(root):
+        inner[:] = [name for name in inner if name not in SKIPPED]
+        yield from (Path(folder) / name for name in names if name.endswith(".py"))

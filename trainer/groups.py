@@ -40,6 +40,21 @@ class Communicators:
                         mine[role, channel] = made
         return mine
 
+    def warm_up(self, program: StepProgram, rank: int, device: torch.device) -> None:
+        """Use every communicator once, in one order for all ranks. NCCL connects on first use and blocks the host until
+        the peer does the same, which in the middle of a pipeline would be a wait that no program mentions."""
+        token = torch.zeros(1, device=device)
+        for role, channel in channels(program):
+            for members_ in (
+                group.ranks for group in program.groups[role] if rank in group.ranks and len(group.ranks) > 1
+            ):
+                group = self._groups[members_, role, channel]
+                if role == "pp_next":
+                    _pass_along(group, members_, rank, token)
+                else:
+                    group.allreduce([token], AllreduceOptions()).wait()
+        torch.cuda.synchronize(device)
+
     def _group(self, key: Key) -> Any:
         if key not in self._groups:
             self._groups[key] = dist.new_group(
@@ -64,6 +79,17 @@ def _ring(role: str) -> str:
 def members(program: StepProgram, role: str, rank: int) -> tuple[int, ...] | None:
     """Ranks of this rank's group of a role, in order; None when it has none."""
     return next((g.ranks for g in program.groups.get(_ring(role), ()) if rank in g.ranks), None)
+
+
+def _pass_along(group: Any, ranks: tuple[int, ...], rank: int, token: Tensor) -> None:
+    """One transfer over every edge of a ring, edge by edge."""
+    me = ranks.index(rank)
+    for source in range(len(ranks)):
+        target = (source + 1) % len(ranks)
+        if me == source:
+            group.send([token], target, 0).wait()
+        elif me == target:
+            group.recv([token], source, 0).wait()
 
 
 def check_known(instruction: Instruction) -> None:

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -45,6 +46,7 @@ def launch(run: Run, folder: Path) -> Path:
     Raises InputError before anything is started (data missing, plan not trainable), or RankFailed naming rank and
     instruction.
     """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -59,7 +61,7 @@ def launch(run: Run, folder: Path) -> Path:
         rdzv_endpoint="localhost:0",
         max_restarts=0,
         monitor_interval=0.2,
-        shutdown_timeout=STOP_S,
+        **_since_torch_2_13(LaunchConfig),
     )
     environment = {"OMP_NUM_THREADS": str(run.cluster.threads_per_rank)} if run.cluster.device == "cpu" else {}
     before = {name: os.environ.get(name) for name in environment}
@@ -68,10 +70,17 @@ def launch(run: Run, folder: Path) -> Path:
         elastic_launch(config, sys.executable)("-m", "trainer.run", str(folder))
     except ChildFailedError as error:
         raise _explained(run, folder, {rank: failure.exitcode for rank, failure in error.failures.items()}) from None
+    except SignalException as error:
+        raise WindtunnelError(f"the job was stopped by {error.sigval.name}; {folder} holds what was trained") from None
     finally:
         for name, value in before.items():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
     return folder
+
+
+def _since_torch_2_13(config: type) -> dict[str, Any]:
+    """How long ranks get to stop, where this torch lets a launcher say so."""
+    return {"shutdown_timeout": STOP_S} if "shutdown_timeout" in config.__dataclass_fields__ else {}  # type: ignore[attr-defined]
 
 
 def prepare(run: Run, folder: Path) -> None:

@@ -8,6 +8,7 @@ Only rank 0 writes. Keys of a step: `step` (from 0), `loss`, `grad_norm` (before
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import TextIO
@@ -42,8 +43,8 @@ class RunLog:
         flops = model_flops_per_step(self.run)
         line: dict[str, object] = {
             "step": step,
-            "loss": result.loss,
-            "grad_norm": result.grad_norm,
+            "loss": finite(result.loss),
+            "grad_norm": finite(result.grad_norm),
             "lr": learning_rate(self.run.optimizer, step),
             "step_time_s": result.time_s,
             "tokens_per_s": self.run.tokens_per_step / result.time_s,
@@ -51,7 +52,7 @@ class RunLog:
             "peak_allocated_gib": peak_bytes / GIB,
             "recorded": recorded,
         }
-        self._steps.write(json.dumps(line, allow_nan=True) + "\n")
+        self._steps.write(json.dumps(line, allow_nan=False) + "\n")
         self._steps.flush()
         return line
 
@@ -64,6 +65,11 @@ class RunLog:
         """Close the files."""
         self._steps.close()
         self._text.close()
+
+
+def finite(value: float) -> float | None:
+    """The number, or None (null in JSON) where training has diverged."""
+    return value if math.isfinite(value) else None
 
 
 def plain(value: object) -> object:

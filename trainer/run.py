@@ -42,7 +42,10 @@ def train(run: Run, folder: Path, rank: int) -> None:
     _agree(program, run, rank)
     device = _device(run)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    communicators = Communicators(backend, WAIT_S).join(program, rank)
+    made = Communicators(backend, WAIT_S)
+    communicators = made.join(program, rank)
+    if device.type == "cuda":
+        made.warm_up(program, rank, device)
     status = Status(folder / "status" / f"rank-{rank}")
     executor = Executor(program, run, rank, communicators, open_data(run), device, status=status, wait_s=WAIT_S)
     recorder = Recorder(executor, clocks(rank, run.plan.world), _probe(run, rank, device))
@@ -69,8 +72,8 @@ def _steps(run: Run, executor: Executor, recorder: Recorder, log: RunLog | None)
 
 
 def _progress(line: dict[str, object], steps: int, log: RunLog) -> None:
-    text = f"step {line['step']} of {steps}: loss {line['loss']:.4f}, norm {line['grad_norm']:.3f}"
-    text += f", {line['step_time_s']:.4f} s"
+    loss, norm = (float("nan") if line[name] is None else line[name] for name in ("loss", "grad_norm"))
+    text = f"step {line['step']} of {steps}: loss {loss:.4f}, norm {norm:.3f}, {line['step_time_s']:.4f} s"
     log.say(text)
     if sys.stderr.isatty():
         print(f"\r{text}   ", end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""On a GPU: every choice of kernels trains as the CPU reference does, to bf16 tolerance, and stamps every instruction."""
+"""On a GPU: every choice of kernels trains as the CPU reference does, to bf16 tolerance, and stamps all instructions."""
 
 from dataclasses import replace
 from typing import Any

@@ -18,7 +18,7 @@ from tests.trainer.ranks import GPT, LLAMA, assemble, initial_weights, make_run,
 
 STEPS = 10
 MODELS = {"llama": LLAMA, "gpt": GPT}
-TP2, PP2, DP2 = {"tensor_parallel": 2}, {"pipeline_parallel": 2}, {"data_parallel": 2}
+TP2, PP2, DP2 = {"tensor_parallel": 2, "micro_batch_size": 4}, {"pipeline_parallel": 2}, {"data_parallel": 2}
 SP = {"sequence_parallel": True}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "single": {},
@@ -28,7 +28,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "pp2-gpipe": PP2 | {"schedule": "gpipe"},
     "pp2-1f1b": PP2 | {"schedule": "1f1b"},
     "dp2-tp2": DP2 | TP2 | SP,
-    "tp2-pp2": TP2 | PP2 | SP,
+    "tp2-pp2": TP2 | PP2 | SP | {"micro_batch_size": 2},
     "dp2-pp2": DP2 | PP2,
 }
 
