@@ -55,6 +55,8 @@ class BlockBuilder:
         self._accesses: dict[int, list[int]] = {}
         self._kept: set[int] = set()
         self._consumed: set[int] = set()
+        self._follow: str | None = None
+        self._previous: int | None = None
 
     def buffer(self, spec: Buffer) -> int:
         """A new local buffer."""
@@ -76,6 +78,12 @@ class BlockBuilder:
         if consume:
             self._consumed.add(buffer)
         return buffer
+
+    def follow(self, name: str) -> None:
+        """An in-port for the last compute instruction of the call before: whoever writes a slot first in this block waits for
+        it, unless it is known to be finished (that call may still read the slot's last tenant).
+        """
+        self._follow = name
 
     def port_of(self, buffer: int) -> int:
         """The in-port that brought a buffer."""
@@ -122,7 +130,7 @@ class BlockBuilder:
         """
         index = len(self.instructions)
         clock = self._start_clock(stream)
-        waits = self._waits(stream, clock, self._dependencies(reads, writes), after)
+        waits = self._waits(stream, clock, self._dependencies(reads, writes, clock.last), after)
         self._note(index, reads, writes)
         clock.last[stream] = index
         self._clocks.append(clock)
@@ -159,7 +167,8 @@ class BlockBuilder:
         waits: list[int] = []
         for need in sorted({*needs, *after}, reverse=True):
             if need < 0:
-                if clock.ports >> (-1 - need) & 1:
+                # Knowing an instruction of this block on the port's stream is knowing all that stream did before.
+                if clock.ports >> (-1 - need) & 1 or self._port_stream[-1 - need] in clock.last:
                     continue
                 clock.ports |= 1 << (-1 - need)
             else:
@@ -177,7 +186,7 @@ class BlockBuilder:
             return str(self.buffers[ref].slot)
         return ref
 
-    def _dependencies(self, reads: tuple[int, ...], writes: tuple[int, ...]) -> list[int]:
+    def _dependencies(self, reads: tuple[int, ...], writes: tuple[int, ...], known: dict[Stream, int]) -> list[int]:
         needs: list[int] = []
         for ref in reads:
             access = self._access.get(self._key(ref))
@@ -191,6 +200,10 @@ class BlockBuilder:
                 needs += [*access.readers, *((access.writer,) if access.writer is not None else ())]
             elif ref in self._port_of:
                 needs.append(-1 - self._port_of[ref])
+            elif self._follow is not None and isinstance(self._key(ref), str) and "compute" not in known:
+                if self._previous is None:
+                    self._previous = self.take(self._follow, "compute", None)
+                needs.append(-1 - self._previous)
         return needs
 
     def _note(self, index: int, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:

@@ -50,6 +50,7 @@ class CallPlacer:
         self._fresh = set(range(len(blocks.units)))  # chunks whose weights have not been waited for
         self._last = {s.chunk: s for s in placement.slots if s.phase == "B"}
         self._weights: Ports = {}
+        self._latest: int | None = None  # the last compute call
 
     def _call(self, block: int, micro: int, bound: Ports, forward: int = -1) -> int:
         """Place a block. `bound` says what stands behind its in-ports; ports called after the forward block's are that
@@ -75,7 +76,7 @@ class CallPlacer:
 
     def compute(self, slot: Slot) -> int:
         """A forward or backward call."""
-        ports: Ports = {}
+        ports: Ports = {} if self._latest is None else {"previous": self._port(self._latest, "tail")}
         backward, chunk = slot.phase == "B", slot.chunk
         if slot in self._arrived:
             ports["d" if backward else "x"] = self._arrived[slot][0]
@@ -85,11 +86,12 @@ class CallPlacer:
         if not backward:
             ports |= self._weights if chunk in self._fresh else {}
             self._fresh.discard(chunk)
-            call = self._done[slot] = self._call(self.b.index[f"F{chunk}"], slot.micro, ports)
+            call = self._latest = self._done[slot] = self._call(self.b.index[f"F{chunk}"], slot.micro, ports)
             return call
         last = slot == self._last[chunk]
         block = self.b.index[f"B{chunk}.last" if last else f"B{chunk}"]
-        call = self._done[slot] = self._call(block, slot.micro, ports, self._done[Slot("F", slot.micro, chunk)])
+        call = self._call(block, slot.micro, ports, self._done[Slot("F", slot.micro, chunk)])
+        self._latest = self._done[slot] = call
         self._release(slot, call)
         if last:
             self._reduced |= self._ports(call, "bucket.")

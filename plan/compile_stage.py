@@ -102,6 +102,7 @@ class StageBlocks:
         used = dict.fromkeys(self.names.bucket_of[p] for p in self._weights(chunk))
         waits = {b: builder.take(f"weights.{b}", "dp", None) for b in used} if sharded_optimizer(self.plan) else {}
         compiler = ChunkCompiler(builder, self.names, self.rings, waits)
+        builder.follow("previous")
         if not self.last(chunk):
             compiler.free_on_entry("sent", "send_fwd", self._edge())
         plans = self.chunks[chunk]
@@ -119,6 +120,7 @@ class StageBlocks:
             flow = scope[plan.unit.output]
         if not self.last(chunk):
             builder.give("out", flow)
+        builder.give("tail", None, builder.last_of("compute"))
         return builder.finish()
 
     def _weights(self, chunk: int) -> list[str]:
@@ -130,6 +132,7 @@ class StageBlocks:
         """`pending`: gradients still missing in each bucket, when this is the last micro-batch's form."""
         builder = BlockBuilder(f"B{chunk}" if pending is None else f"B{chunk}.last")
         compiler = ChunkCompiler(builder, self.names, self.rings)
+        builder.follow("previous")
         if not self.first(chunk):
             compiler.free_on_entry("sent", "send_bwd", self._edge())
         scopes: dict[int, dict[str, int]] = {}
@@ -152,8 +155,7 @@ class StageBlocks:
             builder.give("x_done", None, builder.last_access(source))
         if arrived is not None:
             builder.give("d_done", None, builder.last_access(arrived))
-        if pending is not None:
-            builder.give("tail", None, builder.last_of("compute"))
+        builder.give("tail", None, builder.last_of("compute"))
         return builder.finish()
 
     def _take_saved(self, builder: BlockBuilder, chunk: int, plan: UnitPlan, name: str) -> int:

@@ -6,17 +6,17 @@ OUT=${1:?usage: measure.sh OUTPUT_FOLDER}
 mkdir -p "$OUT"
 export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 stamp() { echo "== $(date +%H:%M:%S) $*"; }
-stamp tests
-timeout 230 python3 -m pytest tests/gpu/test_one_gpu.py -m gpu -q -s --timeout 200 -p no:cacheprovider 2>&1 | tail -40 | tee "$OUT/tests.txt"
-stamp profile
-timeout 200 python3 -m calibration.calibrate_cuda --base h200 --output "$OUT/h200-measured.yaml" 2>&1 | tail -12
 for model in large small; do
   for kernels in eager compiled triton; do
     stamp "$model $kernels"
-    timeout 75 python3 -m windtunnel train "examples/h200-llama-$model.yaml" --set "plan.kernels=$kernels" --output "/tmp/flight/$model-$kernels" 2>&1 | tail -3
+    timeout 55 python3 -m windtunnel train "examples/h200-llama-$model.yaml" --set "plan.kernels=$kernels" --output "/tmp/flight/$model-$kernels" 2>&1 | tail -3
     tail -1 "/tmp/flight/$model-$kernels/steps.jsonl"
   done
 done
+stamp tests
+timeout 120 python3 -m pytest tests/gpu/test_one_gpu.py -m gpu -q -s --tb=short --timeout 200 -p no:cacheprovider 2>&1 | tail -90 | tee "$OUT/tests.txt"
+[ "${SKIP_PROFILE:-}" ] || stamp profile
+[ "${SKIP_PROFILE:-}" ] || timeout 190 python3 -m calibration.calibrate_cuda --base h200 --output "$OUT/h200-measured.yaml" 2>&1 | tail -12
 stamp forecasts
 for model in large small; do
   python3 -m windtunnel forecast "examples/h200-llama-$model.yaml" --set "cluster.profile=$OUT/h200-measured.yaml" --json > "$OUT/forecast-$model.json"
