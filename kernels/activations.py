@@ -30,6 +30,7 @@ from kernels.launch import (
     check_float,
     check_tensor,
     direct,
+    new_rows,
     processors,
     use_triton,
 )
@@ -94,7 +95,7 @@ def swiglu_forward(gate: Tensor, up: Tensor, *, launcher: Launcher = direct) -> 
         return swiglu_forward_reference(gate, up)
     flat_gate, flat_up = as_rows(gate), as_rows(up)
     rows, width = flat_gate.shape
-    h = torch.empty((rows, width), dtype=gate.dtype, device=gate.device)
+    h = new_rows(flat_gate, gate.dtype)
     if h.numel():
         launcher(swiglu_forward_kernel)[(rows * cdiv(width, BLOCK),)](
             flat_gate, flat_up, h, flat_gate.stride(0), flat_up.stride(0), width, BLOCK=BLOCK, num_warps=WARPS
@@ -124,8 +125,8 @@ def swiglu_backward(
         )
     flat_dh, flat_gate, flat_up = as_rows(dh), as_rows(gate), as_rows(up)
     rows, width = flat_gate.shape
-    out_gate = _output("dgate", dgate, gate, rows, width)
-    out_up = _output("dup", dup, up, rows, width)
+    out_gate = _output("dgate", dgate, flat_gate, rows, width)
+    out_up = _output("dup", dup, flat_up, rows, width)
     if out_gate.numel():
         launcher(swiglu_backward_kernel)[(rows * cdiv(width, BLOCK),)](
             flat_dh, flat_gate, flat_up, out_gate, out_up,
@@ -144,7 +145,7 @@ def gelu_forward(
         return gelu_forward_reference(x, bias, approximate)
     flat = as_rows(x)
     rows, width = flat.shape
-    h = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    h = new_rows(flat, x.dtype)
     if h.numel():
         launcher(gelu_forward_kernel)[(rows * cdiv(width, BLOCK),)](
             flat, bias if bias is not None else flat, h, flat.stride(0), width,
@@ -173,7 +174,7 @@ def gelu_backward(
         return dx, None if bias is None else db if bias_grad is None else bias_grad.add_(db)
     flat_dh, flat = as_rows(dh), as_rows(x)
     rows, width = flat.shape
-    dx = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    dx = new_rows(flat, x.dtype)
     columns = max(1, cdiv(width, BLOCK))
     stripes = max(1, min(cdiv(rows, 4), cdiv(processors(x.device) * 8, columns)))
     partial = torch.empty((stripes, width), dtype=torch.float32, device=x.device) if bias is not None else dx
@@ -186,7 +187,7 @@ def gelu_backward(
 
 def _output(name: str, given: Tensor | None, like: Tensor, rows: int, width: int) -> Tensor:
     if given is None:
-        return torch.empty((rows, width), dtype=like.dtype, device=like.device)
+        return new_rows(like, like.dtype)
     if given.shape[-1] != width or given.numel() != rows * width or (width > 1 and given.stride(-1) != 1):
         raise KernelArgumentError(
             f"{name} has shape {tuple(given.shape)}, strides {given.stride()}; accepted: {rows} rows of {width} "

@@ -1,4 +1,4 @@
-"""One case of `kernels.bench`, and how its contestants are built: eager PyTorch, torch.compile, and Liger when it is installed."""
+"""One case of `kernels.bench`; its contestants: eager PyTorch, torch.compile, and Liger when it is installed."""
 
 from __future__ import annotations
 

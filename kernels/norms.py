@@ -27,6 +27,7 @@ from kernels.launch import (
     check_float,
     check_tensor,
     direct,
+    new_rows,
     next_power_of_2,
     processors,
     use_triton,
@@ -75,12 +76,12 @@ def norm_forward(
     flat = as_rows(x)
     rows = flat.shape[0]
     skip = as_rows(residual) if residual is not None else flat
-    y = torch.empty((rows, width), dtype=x.dtype, device=x.device)
-    rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
+    y = new_rows(flat, x.dtype)
+    rstd = flat.new_empty(rows, dtype=torch.float32)
     mean = torch.empty(rows, dtype=torch.float32, device=x.device) if kind == "layer" else rstd[:0]
     has_dropout = dropout.p > 0.0
     store = residual is not None or has_dropout
-    stream = torch.empty((rows, width), dtype=skip.dtype, device=x.device) if store else flat
+    stream = new_rows(skip, skip.dtype) if store else flat
     if rows:
         tensors = (
             flat,
@@ -167,9 +168,9 @@ def norm_backward(
     rows = flat_dy.shape[0]
     flat_ds = as_rows(dstream) if dstream is not None else flat_dy
     device, has_dropout = dy.device, dropout.p > 0.0
-    dresidual = torch.empty((rows, width), dtype=stream.dtype, device=device)
+    dresidual = new_rows(flat_stream, stream.dtype)
     split = has_dropout or stream.dtype != dy.dtype
-    dx = torch.empty((rows, width), dtype=dy.dtype, device=device) if split else dresidual
+    dx = new_rows(flat_dy, dy.dtype) if split else dresidual
     mean = mean if mean is not None and kind == "layer" else rstd
     strides = flat_dy.stride(0), flat_stream.stride(0), flat_ds.stride(0)
     seeds = dropout.p, dropout.scale, dropout.key_low, dropout.key_high, dropout.token_first, dropout.element_first

@@ -19,6 +19,7 @@ from kernels.launch import (
     check_float,
     check_tensor,
     direct,
+    new_rows,
     next_power_of_2,
     tl,
     triton,
@@ -156,15 +157,14 @@ def _rotary(
         return a if q_out is None else q_out.copy_(a), b if k_out is None else k_out.copy_(b)
     q, k = _unit(q), _unit(k)
     batch, length, q_heads, dim = q.shape
-    q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if q_out is None else q_out
-    k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device) if k_out is None else k_out
+    q_out = new_rows(q, q.dtype) if q_out is None else q_out
+    k_out = new_rows(k, k.dtype) if k_out is None else k_out
     heads = min(HEADS_PER_TILE, next_power_of_2(max(q_heads, k.shape[2])))
     tiles = cdiv(q_heads, heads) + cdiv(k.shape[2], heads)
     if batch * length:
         launcher(rotary_kernel)[(batch * length * tiles,)](
             q, k, q_out, k_out, cos.contiguous(), sin.contiguous(),
-            q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
-            q_out.stride(0), q_out.stride(1), q_out.stride(2), k_out.stride(0), k_out.stride(1), k_out.stride(2),
+            *q.stride()[:3], *k.stride()[:3], *q_out.stride()[:3], *k_out.stride()[:3],
             length, q_heads, k.shape[2], dim // 2,
             BACKWARD=backward, HEADS=heads, HALF=next_power_of_2(dim // 2), num_warps=WARPS,
         )  # fmt: skip
@@ -183,8 +183,16 @@ def _check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, q_out: Tensor | None,
         )
     batch, length, _, dim = q.shape
     check_tensor("k", k, dtypes=(q.dtype,), shape=(batch, length, None, dim), device=q.device)
-    for name, table in (("cos", cos), ("sin", sin)):
-        check_tensor(name, table, dtypes=(torch.float32, torch.float64), shape=(length, dim // 2), device=q.device)
+    half = length, dim // 2
+    if not (
+        cos.shape == half == sin.shape
+        and cos.dtype is sin.dtype is torch.float32
+        and q.device == cos.device == sin.device
+    ):
+        for name, table in (("cos", cos), ("sin", sin)):
+            check_tensor(name, table, dtypes=(torch.float32, torch.float64), shape=half, device=q.device)
+    if q_out is None and k_out is None:
+        return
     for name, out, like in (("q_out", q_out, q), ("k_out", k_out, k)):
         if out is not None:
             check_tensor(name, out, dtypes=(like.dtype,), shape=like.shape, device=like.device)

@@ -97,7 +97,7 @@ def test_training_with_the_operators_follows_the_same_curve():
     curves = []
     for step_of in (model, torch_model):
         parameters = [p.detach().clone().requires_grad_() for p in inputs()]
-        optimizer = torch.optim.SGD(parameters[1:], lr=1e-3)
+        optimizer = torch.optim.AdamW(parameters[1:], lr=1e-2)
         losses = []
         for _ in range(40):
             loss = step_of(*parameters)
@@ -107,4 +107,4 @@ def test_training_with_the_operators_follows_the_same_curve():
             losses.append(loss.item())
         curves.append(losses)
     assert curves[0][-1] < curves[0][0]
-    torch.testing.assert_close(torch.tensor(curves[0]), torch.tensor(curves[1]), atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(torch.tensor(curves[0]), torch.tensor(curves[1]), atol=1e-3, rtol=1e-3)
