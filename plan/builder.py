@@ -80,9 +80,8 @@ class BlockBuilder:
         return buffer
 
     def follow(self, name: str) -> None:
-        """An in-port for the last compute instruction of the call before: whoever writes a slot first in this block waits for
-        it, unless it is known to be finished (that call may still read the slot's last tenant).
-        """
+        """An in-port for the last compute instruction of the call before, which may still read a slot's last tenant:
+        whoever writes a slot first in this block waits for it, unless it is known to be finished."""
         self._follow = name
 
     def port_of(self, buffer: int) -> int:

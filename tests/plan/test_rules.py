@@ -121,7 +121,6 @@ plan.implementation deepspeed: {implementation: deepspeed}
 plan.offload.optimizer cpu: {offload: {optimizer: cpu}}
 plan.hybrid zero3-ffn: {hybrid: zero3-ffn}
 plan.gradient_compression onebit-adam: {gradient_compression: onebit-adam}
-plan.attention cudnn: {attention: cudnn}
 plan.gradient_dtype bf16: {gradient_dtype: bf16}
 plan.partition_activations true: {tensor_parallel: 2, partition_activations: true, recompute: full}
 """)
