@@ -136,7 +136,7 @@ class Device:
 class Activity:
     """An amount of work on one or more sites (a collective's members advance together, at the slowest one's pace)."""
 
-    __slots__ = ("clock", "done", "factor", "remaining", "since", "sites", "version")
+    __slots__ = ("clock", "done", "factor", "remaining", "since", "sites", "until", "version")
 
     def __init__(self, clock: Clock, sites: tuple[Site, ...], work_ps: int, done: Callable[[], None]) -> None:
         self.clock = clock
@@ -144,7 +144,7 @@ class Activity:
         self.remaining = float(work_ps)
         self.done = done
         self.factor = 0.0  # not started
-        self.since = clock.now
+        self.since = self.until = clock.now
         self.version = 0
 
     def begin(self) -> None:
@@ -169,15 +169,16 @@ class Activity:
     def retime(self) -> None:
         """Find the factor again; when it changed, settle what was done and schedule the end anew."""
         factor = max(site.device.factor(self, site) for site in self.sites)
-        if factor == self.factor:
-            return
         now = self.clock.now
+        if factor == self.factor or (self.factor and now >= self.until):  # what ends at this very moment is not moved
+            return
         if self.factor:
             self.remaining = max(0.0, self.remaining - (now - self.since) / self.factor)
         self.since = now
         self.factor = factor
         self.version += 1
-        self.clock.at(now + round(self.remaining * factor), self._ended, self.version)
+        self.until = now + round(self.remaining * factor)
+        self.clock.at(self.until, self._ended, self.version)
 
     def _ended(self, event: object) -> None:
         if event.value != self.version:  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calibration.profile import CoreSharing
 from plan.timeline import TIMES
 from simulator.flight import Flight, fly
 from simulator.nodes import Cohort, NotInStep
 from tests.simulator.fakes import FakeProfile
-from tests.simulator.runs import small
+from tests.simulator.runs import cluster_run, small
 
 PLANS: dict[str, dict[str, Any]] = {
     "one": {"global_batch_size": 2},
@@ -183,3 +185,16 @@ def test_ranks_that_cross_nodes_are_told_apart() -> None:
         rank: time for colour, time in zip(folded.colours, folded.periods_ps, strict=True) for rank in colour.ranks
     }
     assert periods == dict(enumerate(unfolded.periods_ps))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_folded_cpu_nodes_equal_unfolded(plan: str) -> None:
+    """Two or three cores for all ranks: whoever computes or communicates slows everybody on the node."""
+    program, run = small(PLANS[plan])
+    run = replace(run, cluster=cluster_run(program.world, "cpu", 2).cluster)
+    busy = FakeProfile(cores=CoreSharing(2, 1, 0.57, {"gemm": 1.1, "memory": 1.3}), wake_s=3e-5)
+    slow = FakeProfile(issue_s=1e-4, cores=CoreSharing(3, 1, 0.4, {}), factors={("tp", "compute"): 1.7})
+    for profile in (busy, slow):
+        folded, unfolded = (fly(program, run, profile, unfold=flag) for flag in (False, True))
+        periods = dict(zip((colour.rank for colour in folded.colours), folded.periods_ps, strict=True))
+        assert periods == {rank: unfolded.periods_ps[rank] for rank in periods}
