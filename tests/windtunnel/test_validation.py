@@ -17,6 +17,7 @@ from plan.run import load
 from simulator.flight import fly
 from windtunnel.validation import published
 from windtunnel.validation.conventions import CONVENTIONS, convention
+from windtunnel.validation.feasibility import feasibility
 from windtunnel.validation.flying import Flyer, shorter
 from windtunnel.validation.published import Published
 from windtunnel.validation.rows import convert, run_dict, units_by_cost
@@ -207,6 +208,21 @@ def test_calibration_rows_are_named_singly_or_as_a_range() -> None:
     assert training_runs(["gemm-0001..gemm-0009", "d"], ids) == ("d",)
     assert training_runs(["b..c", "c"], ids) == ("b", "c")
     assert training_runs([], ids) == ()
+
+
+def test_runs_that_worked_fit_and_failed_ones_are_told_apart() -> None:
+    names = [r.id for r in ROWS if r.file == "nanotron_playbook" and r.text("n_gpus") == "8" and "8.86B" in r.id]
+    (found,) = feasibility(published.named(ROWS, names), Flyer())
+    assert found.ran > 5
+    assert found.ran_forecast_to_fit == found.ran
+    assert found.failed > found.failed_forecast_not_to_fit > 0
+    assert found.ran + found.failed + found.undecided == len(names)
+
+
+def test_memory_alone_is_the_memory_of_a_flight() -> None:
+    run = convert(row("nanotron-1.34B-n8-dp4-tp1-pp2-z1-mb1-ga64")).run
+    assert run is not None
+    assert Flyer().memory(run) == Flyer().fly(run).memory_bytes
 
 
 def test_errors_follow_the_profile() -> None:

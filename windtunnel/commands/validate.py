@@ -16,6 +16,9 @@ def validate(
         list[str], typer.Option("--row", metavar="ID", help="Only this row. Repeat it.", show_default=False)
     ] = [],  # noqa: B006
     all_rows: Annotated[bool, typer.Option("--all-rows", help="Name every row, not only the worst.")] = False,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Also hold runs that failed against the forecast of memory.")
+    ] = False,
     profile: o.Profile = "",
     as_json: o.Json = False,
 ) -> int:
@@ -25,4 +28,4 @@ def validate(
     """
     from windtunnel.validation.command import validate_command
 
-    return validate_command(tuple(source), tuple(row), all_rows, profile or None, as_json)
+    return validate_command(tuple(source), tuple(row), all_rows, profile or None, as_json, failed)

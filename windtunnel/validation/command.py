@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from plan.errors import InputError
 from plan.nearest import did_you_mean
 from windtunnel import output
 from windtunnel.validation import published
 from windtunnel.validation.conventions import CONVENTIONS, convention
+from windtunnel.validation.feasibility import feasibility
 from windtunnel.validation.flying import Flyer
 from windtunnel.validation.published import Published
 from windtunnel.validation.rows import Case
@@ -22,9 +24,14 @@ def validate_command(
     all_rows: bool = False,
     profile: str | None = None,
     as_json: bool = False,
+    failed: bool = False,
 ) -> int:
-    """Score the chosen rows (all of them by default) and print the board. Raises InputError for unknown names."""
-    board = scoreboard(chosen(published.read(), sources, ids), Flyer(profile), _progress)
+    """Score the chosen rows (all of them by default) and print the board; with `failed` also hold runs that failed
+    against the forecast of memory. Raises InputError for unknown names."""
+    rows, flyer = chosen(published.read(), sources, ids), Flyer(profile)
+    board = scoreboard(rows, flyer, _progress)
+    if failed:
+        board = replace(board, feasibility=feasibility(rows, flyer))
     if as_json:
         output.emit_json(board)
     else:

@@ -8,7 +8,7 @@ minutes. Compiled programs are kept by (model, plan), profiles by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
@@ -19,8 +19,9 @@ from plan.program import StepProgram
 from plan.run import Run
 
 if TYPE_CHECKING:
-    from calibration.profile import Profile
+    from calibration.profile import Allocator, Profile
     from simulator.flight import Flight
+    from simulator.memory import StageMemory
 
 STEADY = (2, 3)  # micro-batches per stage of the two flights a long step is extended from
 FEWEST = (4, 6)  # the same where there are few stages
@@ -62,22 +63,31 @@ class Flyer:
             return self._predicted(self._flight(run))
         return extended(run, *fewer, lambda short: self._predicted(self._flight(short)))
 
+    def memory(self, run: Run) -> dict[str, float]:
+        """Peak memory of a run in bytes, without flying it in time."""
+        from simulator.memory import fly_memory
+
+        fewer = shorter(run)
+        short = fewer[-1] if fewer else run
+        allocator = self.profile_of(run).allocator
+        return _peaks([fly_memory(stage, allocator) for stage in _program(short.model, short.plan).classes], allocator)
+
     def _flight(self, run: Run) -> Flight:
         from simulator.flight import fly
 
         return fly(_program(run.model, run.plan), run, self.profile_of(run))
 
     def _predicted(self, flight: Flight) -> Predicted:
-        allocated = max(stage.peak_allocated_bytes for stage in flight.memory)
-        reserved = max(stage.peak_reserved_bytes for stage in flight.memory)
-        context = flight.profile.allocator.context_bytes
-        memory = {
-            "allocated": float(allocated),
-            "reserved": float(reserved),
-            "device": float(reserved + context),
-        }
         interval = (flight.interval.low_s, flight.interval.high_s)
+        memory = _peaks(flight.memory, flight.profile.allocator)
         return Predicted(flight.step_time_s, interval, memory, dict(flight.breakdown))
+
+
+def _peaks(stages: Sequence[StageMemory], allocator: Allocator) -> dict[str, float]:
+    """Memory of the fullest stage, counted in each way that a source may have measured it."""
+    allocated = float(max(stage.peak_allocated_bytes for stage in stages))
+    reserved = float(max(stage.peak_reserved_bytes for stage in stages))
+    return {"allocated": allocated, "reserved": reserved, "device": reserved + allocator.context_bytes}
 
 
 @lru_cache(maxsize=4)

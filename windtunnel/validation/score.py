@@ -19,6 +19,7 @@ import numpy as np
 from plan.errors import InputError
 from windtunnel.results import DESCRIBED
 from windtunnel.validation.conventions import CONVENTIONS, Convention
+from windtunnel.validation.feasibility import Feasibility
 from windtunnel.validation.flying import Flyer, Predicted
 from windtunnel.validation.published import Published
 from windtunnel.validation.rows import Case, convert
@@ -114,6 +115,8 @@ class Scoreboard:
     sources: tuple[SourceScore, ...]
     profiles: tuple[ProfileUsed, ...]
     rows: tuple[RowScore, ...]
+    feasibility: tuple[Feasibility, ...] = ()
+    """Runs that worked or failed against the forecast of memory; empty unless asked for."""
 
 
 Progress = Callable[[Iterable[Case]], Iterable[Case]]

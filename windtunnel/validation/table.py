@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reports.tables import gib, percent, render, seconds, spaced, table
+from windtunnel.validation.feasibility import Feasibility
 from windtunnel.validation.score import Errors, RowScore, Scoreboard, SourceScore
 
 COLUMNS = ("source", "rows", "|e|", "median", "bias", "worst", "rank", "inside", "width", "mem |e|", "bias")
@@ -19,6 +20,9 @@ def text(board: Scoreboard, width: int = 100, worst: int = 10, rows: bool = Fals
     scored = [source for source in board.sources if source.scored]
     lines = [line for source in scored for line in _lines(source)]
     parts: list[object] = [TITLE, table("", COLUMNS, lines) if lines else "no row scored", _profiles(board)]
+    if board.feasibility:
+        counts = [_outcomes(found) for found in board.feasibility]
+        parts.append(table("Runs by outcome", ("source", "ran", "fit", "failed", "not fit", "undecided"), counts))
     left_out = [(source.source, why.reason, str(why.rows)) for source in board.sources for why in source.unscored]
     if left_out:
         parts.append(table("Rows not scored", ("source", "why", "rows"), left_out, left=2))
@@ -61,15 +65,16 @@ def _signed(value: float) -> str:
     return f"{value * 100:+.1f}"
 
 
+def _outcomes(found: Feasibility) -> Sequence[str]:
+    numbers = (found.ran, found.ran_forecast_to_fit, found.failed, found.failed_forecast_not_to_fit, found.undecided)
+    return [found.source, *(str(number) for number in numbers)]
+
+
 def _profiles(board: Scoreboard) -> str:
     sentences = []
     for used in board.profiles:
-        fitted = (
-            f"fitted on {len(used.calibrated_on)} of these rows"
-            if used.calibrated_on
-            else "fitted on none of these rows"
-        )
-        sentences.append(f"profile {used.profile}: {used.free_parameters} free parameters, {fitted}")
+        named = f"names {len(used.calibrated_on) or 'none'} of these rows as calibration data"
+        sentences.append(f"profile {used.profile}: {used.free_parameters} free parameters; {named}")
     return "\n".join(sentences)
 
 
