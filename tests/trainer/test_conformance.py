@@ -60,10 +60,14 @@ def _hold_communications(observed: Observed, groups: dict[str, tuple[str, str]],
     assert done == told
 
 
+PRODUCTS = ("gemm", "bmm", "attention_forward", "attention_backward")
+
+
 def _hold_products(observed: Observed, program: RankProgram) -> None:
+    """Every instruction multiplies and attends in the shapes of its body, in order."""
     told = {}
     for placed in expand(program):
-        shapes = [c.shape for c in placed.instruction.body if c.op in ("gemm", "bmm") for _ in range(c.count)]
+        shapes = [c.shape for c in placed.instruction.body if c.op in PRODUCTS for _ in range(c.count)]
         if shapes:
             told[placed.id] = shapes
     assert observed.products == told

@@ -1,4 +1,4 @@
-"""On a GPU: every choice of kernels trains as the CPU reference does, to bf16 tolerance, and stamps all instructions."""
+"""On a GPU: every choice of kernels trains as the CPU reference, to bf16 tolerance; each instruction is stamped."""
 
 from dataclasses import replace
 from typing import Any

@@ -85,6 +85,10 @@ class _Mode(TorchDispatchMode):
             a, b = args[PRODUCTS[name] : PRODUCTS[name] + 2]
             shape = (*a.shape[:-1], b.shape[-1], a.shape[-1])
             self.watch.products.setdefault(self.watch.inside(), []).append(tuple(shape))
+        elif name.startswith("_scaled_dot_product_flash_attention_for_cpu"):
+            q, k = args[1:3] if name.endswith("_backward") else args[0:2]
+            shape = (q.shape[0], q.shape[1], k.shape[1], q.shape[2], q.shape[3])
+            self.watch.products.setdefault(self.watch.inside(), []).append(shape)
         return function(*args, **(kwargs or {}))
 
     def _communication(self, name: str, args: Any) -> None:
