@@ -110,16 +110,21 @@ def swiglu_backward(
     *,
     dgate: Tensor | None = None,
     dup: Tensor | None = None,
+    h_out: Tensor | None = None,
     launcher: Launcher = direct,
 ) -> tuple[Tensor, Tensor]:
     """(dgate, dup): new tensors, or the given (rows, width) outputs, which may be views of one buffer.
 
-    Inputs are not changed.
+    h_out: a contiguous tensor like gate that receives the activation, made again in the same pass for the weight
+    gradient of the product after it. Inputs are not changed.
     """
     _check_pair(gate, up)
     check_tensor("dh", dh, shape=gate.shape, device=gate.device)
+    _check_h_out(h_out, gate)
     if not use_triton(gate):
         a, b = swiglu_backward_reference(dh, gate, up)
+        if h_out is not None:
+            h_out.copy_(swiglu_forward_reference(gate, up).view(h_out.shape))
         return a if dgate is None else dgate.copy_(a.view(dgate.shape)), b if dup is None else dup.copy_(
             b.view(dup.shape)
         )
@@ -129,9 +134,9 @@ def swiglu_backward(
     out_up = _output("dup", dup, flat_up, rows, width)
     if out_gate.numel():
         launcher(swiglu_backward_kernel)[(rows * cdiv(width, BLOCK),)](
-            flat_dh, flat_gate, flat_up, out_gate, out_up,
+            flat_dh, flat_gate, flat_up, out_gate, out_up, h_out if h_out is not None else out_gate,
             flat_dh.stride(0), flat_gate.stride(0), flat_up.stride(0), out_gate.stride(0), out_up.stride(0),
-            width, BLOCK=BLOCK, num_warps=WARPS,
+            width, HAS_H=h_out is not None, BLOCK=BLOCK, num_warps=WARPS,
         )  # fmt: skip
     return dgate if dgate is not None else out_gate.view(gate.shape), dup if dup is not None else out_up.view(up.shape)
 
@@ -161,16 +166,20 @@ def gelu_backward(
     *,
     approximate: Approximation = "tanh",
     bias_grad: Tensor | None = None,
+    h_out: Tensor | None = None,
     launcher: Launcher = direct,
 ) -> tuple[Tensor, Tensor | None]:
     """(dx in x's type, dbias fp32 or None without bias).
 
-    Dbias is `bias_grad` with the gradient added when that is given.
+    The bias gradient is `bias_grad` with it added when that is given. h_out: as in `swiglu_backward`.
     """
     _check_gelu(x, bias, approximate)
     check_tensor("dh", dh, shape=x.shape, device=x.device)
+    _check_h_out(h_out, x)
     if not use_triton(x):
         dx, db = gelu_backward_reference(dh, x, bias, approximate)
+        if h_out is not None:
+            h_out.copy_(gelu_forward_reference(x, bias, approximate).view(h_out.shape))
         return dx, None if bias is None else db if bias_grad is None else bias_grad.add_(db)
     flat_dh, flat = as_rows(dh), as_rows(x)
     rows, width = flat.shape
@@ -179,7 +188,8 @@ def gelu_backward(
     stripes = max(1, min(cdiv(rows, 4), cdiv(processors(x.device) * 8, columns)))
     partial = torch.empty((stripes, width), dtype=torch.float32, device=x.device) if bias is not None else dx
     launcher(gelu_backward_kernel)[(columns, stripes)](
-        flat_dh, flat, bias if bias is not None else flat, dx, partial, flat_dh.stride(0), flat.stride(0), rows, width,
+        flat_dh, flat, bias if bias is not None else flat, dx, h_out if h_out is not None else dx, partial,
+        flat_dh.stride(0), flat.stride(0), rows, width, HAS_H=h_out is not None,
         HAS_BIAS=bias is not None, TANH=approximate == "tanh", ROWS=2, BLOCK=BLOCK, num_warps=WARPS,
     )  # fmt: skip
     return dx.view(x.shape), sum_partials(partial, bias_grad, launcher) if bias is not None else None
@@ -195,6 +205,13 @@ def _output(name: str, given: Tensor | None, like: Tensor, rows: int, width: int
         )
     check_tensor(name, given, dtypes=(like.dtype,), device=like.device)
     return given if given.dim() == 2 else given.view(rows, width)
+
+
+def _check_h_out(h_out: Tensor | None, like: Tensor) -> None:
+    if h_out is not None:
+        check_tensor("h_out", h_out, dtypes=(like.dtype,), shape=like.shape, device=like.device)
+        if not h_out.is_contiguous():
+            raise KernelArgumentError(f"h_out has strides {h_out.stride()}; accepted: contiguous")
 
 
 def _check_pair(gate: Tensor, up: Tensor) -> None:

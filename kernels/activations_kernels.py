@@ -24,14 +24,17 @@ def swiglu_backward_kernel(
     up_ptr,
     dgate_ptr,
     dup_ptr,
+    h_ptr,
     dh_stride,
     gate_stride,
     up_stride,
     dgate_stride,
     dup_stride,
     width,
+    HAS_H: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """The gradients, and when HAS_H the activation again."""
     tiles = tl.cdiv(width, BLOCK)
     row = (tl.program_id(0) // tiles).to(tl.int64)
     cols = (tl.program_id(0) % tiles).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -43,6 +46,8 @@ def swiglu_backward_kernel(
     dgate = dh * up * sigma * (1.0 + gate * (1.0 - sigma))
     tl.store(dgate_ptr + row * dgate_stride + cols, dgate.to(dgate_ptr.dtype.element_ty), mask=inside)
     tl.store(dup_ptr + row * dup_stride + cols, (dh * gate * sigma).to(dup_ptr.dtype.element_ty), mask=inside)
+    if HAS_H:
+        tl.store(h_ptr + row * width + cols, (gate * sigma * up).to(h_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -72,7 +77,7 @@ def gelu_forward_kernel(
     if HAS_BIAS:
         a += tl.load(bias_ptr + cols, mask=inside, other=0.0).to(tl.float32)
     if TANH:
-        sigma, _ = _logistic(a * (1.5957691216057308 + 0.07135481282553472 * a * a), h_ptr.dtype.element_ty)
+        sigma, _ = _logistic(a * (1.5957691216057308 + 0.07135481282553472 * (a * a)), h_ptr.dtype.element_ty)
         h = a * sigma  # ½(1 + tanh z) = σ(2z)
     else:
         h = 0.5 * a * (1.0 + tl.erf(a * 0.7071067811865476))
@@ -81,12 +86,12 @@ def gelu_forward_kernel(
 
 @triton.jit
 def gelu_backward_kernel(
-    dh_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr, dh_stride, x_stride, rows, width,
-    HAS_BIAS: tl.constexpr, TANH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    dh_ptr, x_ptr, bias_ptr, dx_ptr, h_ptr, partial_ptr, dh_stride, x_stride, rows, width,
+    HAS_H: tl.constexpr, HAS_BIAS: tl.constexpr, TANH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (column block, stripe): its columns over row tiles stripe, stripe + stripes, ….
 
-    One partial bias gradient a stripe.
+    One partial bias gradient a stripe; when HAS_H the activation is written again.
     """
     flat = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     cols = flat[None, :]
@@ -102,11 +107,16 @@ def gelu_backward_kernel(
         if TANH:
             square = a * a
             sigma, rest = _logistic(a * (1.5957691216057308 + 0.07135481282553472 * square), dx_ptr.dtype.element_ty)
-            slope = sigma + a * sigma * rest * (1.5957691216057308 + 0.21406443847660416 * square)
+            h = a * sigma
+            slope = sigma + h * rest * (1.5957691216057308 + 0.21406443847660416 * square)
         else:
-            slope = 0.5 * (1.0 + tl.erf(a * 0.7071067811865476)) + a * 0.3989422804014327 * tl.exp(-0.5 * a * a)
+            half = 0.5 * (1.0 + tl.erf(a * 0.7071067811865476))
+            h = a * half
+            slope = half + a * 0.3989422804014327 * tl.exp(-0.5 * a * a)
         dx = dh * slope
         tl.store(dx_ptr + row * width + cols, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+        if HAS_H:
+            tl.store(h_ptr + row * width + cols, h.to(h_ptr.dtype.element_ty), mask=inside)
         dbias += dx
     if HAS_BIAS:
         tl.store(partial_ptr + tl.cast(stripe, tl.int64) * width + flat, tl.sum(dbias, axis=0), mask=flat < width)

@@ -27,8 +27,9 @@ Tensor = torch.Tensor
 def _norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, rms: bool, eps: float, llama: bool,
     p: float, key_low: int, key_high: int, token_first: int, element_first: int,
+    samples: int, sample_stride: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    dropout = Dropout(p, key_low, key_high, token_first, element_first)
+    dropout = Dropout(p, key_low, key_high, token_first, element_first, samples, sample_stride)
     y, stream, rstd, mean = norms.norm_forward(
         "rms" if rms else "layer", x, weight, bias, eps=eps, residual=residual, dropout=dropout,
         rounding="llama" if llama else "fp32", launcher=wrap_triton,
@@ -42,8 +43,9 @@ def _norm_backward(
     dy: Tensor, stream: Tensor, weight: Tensor, rstd: Tensor, mean: Tensor, dstream: Tensor | None,
     rms: bool, has_bias: bool, llama: bool,
     p: float, key_low: int, key_high: int, token_first: int, element_first: int,
+    samples: int, sample_stride: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    dropout = Dropout(p, key_low, key_high, token_first, element_first)
+    dropout = Dropout(p, key_low, key_high, token_first, element_first, samples, sample_stride)
     ds, dx, dw, db = norms.norm_backward(
         "rms" if rms else "layer", dy, stream, weight, rstd, None if rms else mean, has_bias=has_bias,
         dstream=dstream, dropout=dropout, rounding="llama" if llama else "fp32", launcher=wrap_triton,
@@ -78,7 +80,7 @@ def _norm_autograd(ctx: Any, dy: Tensor, dstream: Tensor | None, drstd: Any, dme
         dy, stream, weight, rstd, mean, dstream if own else None, rms, ctx.has_bias, llama, *dropout
     )
     dx = dx if dropout[0] > 0.0 or stream.dtype != dy.dtype else ds
-    return dx, dw, db if ctx.has_bias else None, ds if ctx.has_residual else None, *([None] * 8)
+    return dx, dw, db if ctx.has_bias else None, ds if ctx.has_residual else None, *([None] * 10)
 
 
 _norm.register_autograd(_norm_autograd, setup_context=_norm_setup)
@@ -133,6 +135,8 @@ def _apply_norm(
         d.key_high,
         d.token_first,
         d.element_first,
+        d.samples,
+        d.sample_stride,
     )
     return y, stream if residual is not None or d.p > 0.0 else x
 

@@ -93,7 +93,7 @@ def norm_forward(
             mean if kind == "layer" else rstd,
             rstd,
         )
-        seeds = dropout.p, dropout.scale, dropout.key_low, dropout.key_high, dropout.token_first, dropout.element_first
+        seeds = dropout.numbers
         flags = {
             "RMS": kind == "rms", "HAS_RESIDUAL": residual is not None, "HAS_BIAS": bias is not None,
             "HAS_DROPOUT": has_dropout, "STORE_STREAM": store, "ROUND": rounding == "llama",
@@ -173,7 +173,7 @@ def norm_backward(
     dx = new_rows(flat_dy, dy.dtype) if split else dresidual
     mean = mean if mean is not None and kind == "layer" else rstd
     strides = flat_dy.stride(0), flat_stream.stride(0), flat_ds.stride(0)
-    seeds = dropout.p, dropout.scale, dropout.key_low, dropout.key_high, dropout.token_first, dropout.element_first
+    seeds = dropout.numbers
     shared = {
         "RMS": kind == "rms", "HAS_DSTREAM": dstream is not None, "SPLIT": split, "HAS_DROPOUT": has_dropout,
         "ROUND": rounding == "llama",

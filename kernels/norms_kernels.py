@@ -10,14 +10,14 @@ than registers hold: `kernels/norms_wide.py`.
 from __future__ import annotations
 
 from kernels.launch import tl, triton
-from kernels.random import keep_tile
+from kernels.random import keep_tile, token_of
 
 
-@triton.jit(do_not_specialize=["token_first", "element_first", "key_low", "key_high"])
+@triton.jit(do_not_specialize=["token_first", "element_first", "key_low", "key_high", "sample_stride"])
 def norm_forward_kernel(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, stream_ptr, mean_ptr, rstd_ptr,
     x_stride, residual_stride, rows, width, eps,
-    p, keep_scale, key_low, key_high, token_first, element_first,
+    p, keep_scale, key_low, key_high, token_first, element_first, samples, sample_stride,
     RMS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
     STORE_STREAM: tl.constexpr, ROUND: tl.constexpr, RELOAD: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
@@ -39,7 +39,9 @@ def norm_forward_kernel(
         inside = live & column
         s = tl.load(x_ptr + row * x_stride + cols, mask=inside, other=0.0).to(tl.float32)
         if HAS_DROPOUT:
-            keep = keep_tile(row + token_first, cols + element_first, key_low, key_high, p)
+            keep = keep_tile(
+                token_of(row, token_first, samples, sample_stride), cols + element_first, key_low, key_high, p
+            )
             s = tl.where(keep, s * tl.cast(keep_scale, tl.float32), 0.0)
         if HAS_RESIDUAL:
             s += tl.load(residual_ptr + row * residual_stride + cols, mask=inside, other=0.0).to(tl.float32)
@@ -69,11 +71,11 @@ def norm_forward_kernel(
         tl.store(y_ptr + row * width + cols, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["token_first", "element_first", "key_low", "key_high"])
+@triton.jit(do_not_specialize=["token_first", "element_first", "key_low", "key_high", "sample_stride"])
 def norm_backward_kernel(
     dy_ptr, stream_ptr, weight_ptr, mean_ptr, rstd_ptr, dstream_ptr, dresidual_ptr, dx_ptr, dweight_ptr, dbias_ptr,
     dy_stride, stream_stride, dstream_stride, rows, width,
-    p, keep_scale, key_low, key_high, token_first, element_first,
+    p, keep_scale, key_low, key_high, token_first, element_first, samples, sample_stride,
     RMS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DSTREAM: tl.constexpr, SPLIT: tl.constexpr,
     HAS_DROPOUT: tl.constexpr, WEIGHT_GRADIENT: tl.constexpr, ROUND: tl.constexpr, EXACT: tl.constexpr,
     RELOAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
@@ -124,7 +126,9 @@ def norm_backward_kernel(
         tl.store(dresidual_ptr + row * width + cols, ds.to(dresidual_ptr.dtype.element_ty), mask=inside)
         if SPLIT:
             if HAS_DROPOUT:
-                keep = keep_tile(row + token_first, cols + element_first, key_low, key_high, p)
+                keep = keep_tile(
+                    token_of(row, token_first, samples, sample_stride), cols + element_first, key_low, key_high, p
+                )
                 ds = tl.where(keep, ds * tl.cast(keep_scale, tl.float32), 0.0)
             tl.store(dx_ptr + row * width + cols, ds.to(dx_ptr.dtype.element_ty), mask=inside)
     out = program.to(tl.int64) * width + tl.arange(0, BLOCK)

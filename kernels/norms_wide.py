@@ -7,14 +7,14 @@ Slower than `kernels/norms_kernels.py` by the extra reads, correct at any width,
 from __future__ import annotations
 
 from kernels.launch import tl, triton
-from kernels.random import keep_tile
+from kernels.random import keep_tile, token_of
 
 
-@triton.jit(do_not_specialize=["token_first", "element_first", "key_low", "key_high"])
+@triton.jit(do_not_specialize=["token_first", "element_first", "key_low", "key_high", "sample_stride"])
 def norm_wide_forward_kernel(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, stream_ptr, mean_ptr, rstd_ptr,
     x_stride, residual_stride, stream_stride, rows, width, eps,
-    p, keep_scale, key_low, key_high, token_first, element_first,
+    p, keep_scale, key_low, key_high, token_first, element_first, samples, sample_stride,
     RMS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
     STORE_STREAM: tl.constexpr, ROUND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -29,7 +29,11 @@ def norm_wide_forward_kernel(
         s = tl.load(x_ptr + row * x_stride + cols, mask=inside, other=0.0).to(tl.float32)
         if HAS_DROPOUT:
             keep = keep_tile(
-                (row + token_first) + tl.zeros([BLOCK], tl.int64), cols + element_first, key_low, key_high, p
+                token_of(row, token_first, samples, sample_stride) + tl.zeros([BLOCK], tl.int64),
+                cols + element_first,
+                key_low,
+                key_high,
+                p,
             )
             s = tl.where(keep, s * tl.cast(keep_scale, tl.float32), 0.0)
         if HAS_RESIDUAL:
@@ -65,11 +69,11 @@ def norm_wide_forward_kernel(
         tl.store(y_ptr + row * width + cols, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["token_first", "element_first", "key_low", "key_high"])
+@triton.jit(do_not_specialize=["token_first", "element_first", "key_low", "key_high", "sample_stride"])
 def norm_wide_backward_kernel(
     dy_ptr, stream_ptr, weight_ptr, mean_ptr, rstd_ptr, dstream_ptr, dresidual_ptr, dx_ptr,
     dy_stride, stream_stride, dstream_stride, rows, width,
-    p, keep_scale, key_low, key_high, token_first, element_first,
+    p, keep_scale, key_low, key_high, token_first, element_first, samples, sample_stride,
     RMS: tl.constexpr, HAS_DSTREAM: tl.constexpr, SPLIT: tl.constexpr, HAS_DROPOUT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The input gradient of a row too wide for registers: one program a row, read twice (the second time mostly from
@@ -110,7 +114,7 @@ def norm_wide_backward_kernel(
             tl.store(dresidual_ptr + row * width + cols, ds.to(dresidual_ptr.dtype.element_ty), mask=inside)
             if SPLIT:
                 if HAS_DROPOUT:
-                    tokens = (row + token_first) + tl.zeros([BLOCK], tl.int64)
+                    tokens = token_of(row, token_first, samples, sample_stride) + tl.zeros([BLOCK], tl.int64)
                     keep = keep_tile(tokens, cols + element_first, key_low, key_high, p)
                     ds = tl.where(keep, ds * tl.cast(keep_scale, tl.float32), 0.0)
                 tl.store(dx_ptr + row * width + cols, ds.to(dx_ptr.dtype.element_ty), mask=inside)

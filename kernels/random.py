@@ -55,10 +55,13 @@ def _signed32(x: int) -> int:
 class Dropout:
     """Where a local tensor lies in the run, for its dropout mask.
 
-    p:            probability of zeroing an element; kept ones are divided by 1 − p. key_low/high: the stream key, as
-    two signed 32-bit numbers. token_first:  global token of row 0 of the local (rows, width) view: global sample ×
-    sequence length + position. Rows follow one another. element_first: first column of this rank when the width is
-    sharded.
+    - p: probability of zeroing an element; kept ones are divided by 1 − p.
+    - key_low, key_high: the stream key, as two signed 32-bit numbers.
+    - token_first: global token of row 0 of the local (rows, width) view: global sample × sequence length + position.
+    - element_first: first column of this rank when the width is sharded.
+    - samples, sample_stride: for rows in (position, sample) order, the samples of the micro-batch and the sequence
+      length: row r is token token_first + r // samples + (r % samples)·sample_stride. By default rows follow
+      one another.
     """
 
     p: float
@@ -66,6 +69,8 @@ class Dropout:
     key_high: int = 0
     token_first: int = 0
     element_first: int = 0
+    samples: int = 1
+    sample_stride: int = 0
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.p < 1.0:
@@ -73,11 +78,28 @@ class Dropout:
 
     @staticmethod
     def at(
-        p: float, *, seed: int, step: int, layer: int, site: int, token_first: int = 0, element_first: int = 0
+        p: float,
+        *,
+        seed: int,
+        step: int,
+        layer: int,
+        site: int,
+        token_first: int = 0,
+        element_first: int = 0,
+        samples: int = 1,
+        sample_stride: int = 0,
     ) -> Dropout:
         """The dropout of `site` in `layer` at `step`."""
         key = stream_key(seed, step, layer, site)
-        return Dropout(p, _signed32(key), _signed32(key >> 32), token_first, element_first)
+        return Dropout(p, _signed32(key), _signed32(key >> 32), token_first, element_first, samples, sample_stride)
+
+    @property
+    def numbers(self) -> tuple[float, float, int, int, int, int, int, int]:
+        """What a kernel takes: p, keep_scale, key_low, key_high, token_first, element_first, samples, sample_stride."""
+        return (
+            self.p, self.scale, self.key_low, self.key_high,
+            self.token_first, self.element_first, self.samples, self.sample_stride,
+        )  # fmt: skip
 
     @property
     def scale(self) -> float:
@@ -119,7 +141,8 @@ def keep_mask(dropout: Dropout, rows: int, width: int, device: torch.device | st
 
     What the kernels apply; exported so that tests and references can.
     """
-    tokens = torch.arange(rows, dtype=torch.int64, device=device)[:, None] + dropout.token_first
+    row = torch.arange(rows, dtype=torch.int64, device=device)[:, None]
+    tokens = row // dropout.samples + (row % dropout.samples) * dropout.sample_stride + dropout.token_first
     elements = torch.arange(width, dtype=torch.int64, device=device)[None, :] + dropout.element_first
     p = torch.tensor(dropout.p, dtype=torch.float32, device=device)
     return uniform_reference(dropout, tokens, elements) >= p
@@ -147,6 +170,12 @@ def mix32(x):
     x = x ^ (x >> 15)
     x = x * 0x846CA68B
     return x ^ (x >> 16)
+
+
+@triton.jit
+def token_of(row, token_first, samples, sample_stride):
+    """Global token of a local row (int64), as `Dropout` lays rows out."""
+    return token_first + row // samples + (row % samples) * sample_stride
 
 
 @triton.jit

@@ -161,3 +161,20 @@ def test_dropout_is_the_exported_mask():  # bug 16
         "rms", x[3:5], w, eps=1e-5, residual=r[3:5], dropout=Dropout(0.4, dropout.key_low, dropout.key_high, 103)
     )[1]
     assert torch.equal(part, stream[3:5])  # the same bits when the rows are split over ranks or micro-batches
+
+
+@pytest.mark.parametrize("width", [48, norms.PERSISTENT_WIDTH + 8])
+def test_dropout_follows_the_token_in_position_sample_order(width):
+    """Rows ordered (position, sample) and (sample, position) drop the same elements of the same tokens."""
+    length, samples = 3, 2
+    x, w = randn(samples * length, width), randn(width)
+    by_sample = Dropout.at(0.4, seed=11, step=5, layer=3, site=1, token_first=2**33)
+    by_position = Dropout.at(
+        0.4, seed=11, step=5, layer=3, site=1, token_first=2**33, samples=samples, sample_stride=length
+    )
+    order = torch.arange(samples * length, device=DEVICE).view(samples, length).t().reshape(-1)
+    expected = norms.norm_forward("rms", x, w, eps=1e-5, dropout=by_sample)[1][order]
+    assert torch.equal(norms.norm_forward("rms", x[order], w, eps=1e-5, dropout=by_position)[1], expected)
+    dy, rstd = randn(samples * length, width, seed=1), torch.ones(samples * length, device=DEVICE)
+    expected = norms.norm_backward("rms", dy, x, w, rstd, dropout=by_sample)[1][order]
+    assert torch.equal(norms.norm_backward("rms", dy[order], x[order], w, rstd, dropout=by_position)[1], expected)

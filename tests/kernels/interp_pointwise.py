@@ -25,6 +25,9 @@ def test_swiglu(dtype, rows, width):
     for a, b, c in zip(ours, low, exact, strict=True):
         assert_faithful(a, b, c)
     assert torch.equal(joint, torch.cat(activations.swiglu_backward(dh, gate, up), 1))
+    again = torch.empty_like(dh)
+    activations.swiglu_backward(dh, gate, up, h_out=again)
+    torch.testing.assert_close(again, activations.swiglu_forward(gate, up))
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
@@ -41,6 +44,9 @@ def test_gelu(approximate, dtype, has_bias):
     low_dx, low_db = activations.gelu_backward_reference(dh, x, bias, approximate)
     dx, db = activations.gelu_backward(dh, x, bias, approximate=approximate)
     assert_faithful(dx, low_dx, exact_dx, "dx")
+    again = torch.empty_like(x)
+    activations.gelu_backward(dh, x, bias, approximate=approximate, h_out=again)
+    torch.testing.assert_close(again, activations.gelu_forward(x, bias, approximate=approximate))
     if has_bias:
         assert db.dtype == FP32
         assert_faithful(db, low_db, exact_db, "dbias")

@@ -121,11 +121,11 @@ def test_activations():
 
     bf16 = dict.fromkeys(("gate", "up", "h", "dh", "dgate", "dup", "x", "bias", "dx"), "bf16")
     check(a.swiglu_forward_kernel, bf16, {"BLOCK": a.BLOCK}, a.WARPS)
-    check(a.swiglu_backward_kernel, bf16, {"BLOCK": a.BLOCK}, a.WARPS)
+    check(a.swiglu_backward_kernel, bf16, {"HAS_H": True, "BLOCK": a.BLOCK}, a.WARPS)
     for tanh in (True, False):
         flags = {"HAS_BIAS": True, "TANH": tanh, "BLOCK": a.BLOCK}
         check(a.gelu_forward_kernel, bf16, flags, a.GELU_FORWARD_WARPS)
-        check(a.gelu_backward_kernel, bf16, flags | {"ROWS": 2}, a.WARPS)
+        check(a.gelu_backward_kernel, bf16, flags | {"ROWS": 2, "HAS_H": True}, a.WARPS)
 
 
 @pytest.mark.parametrize("dim", [64, 128])

@@ -18,13 +18,13 @@ def leaf(*shape, seed=0):
 
 def drop():
     d = Dropout.at(0.2, seed=1, step=1, layer=1, site=1)
-    return d.p, d.key_low, d.key_high, 2**33, 0
+    return d.p, d.key_low, d.key_high, 2**33, 0, 3, 2**20
 
 
 COS, SIN = rotary.rotary_table(3, 8)
 TARGET = torch.tensor([1, 9, -100])
 SAMPLES = {
-    "norm rms": (OPS.norm, (leaf(3, 24), leaf(24), None, None, True, 1e-5, False, 0.0, 0, 0, 0, 0)),
+    "norm rms": (OPS.norm, (leaf(3, 24), leaf(24), None, None, True, 1e-5, False, 0.0, 0, 0, 0, 0, 1, 0)),
     "norm layer": (
         OPS.norm,
         (leaf(3, 24), leaf(24), leaf(24, seed=1), leaf(3, 24, seed=2), False, 1e-5, False, *drop()),
