@@ -3,7 +3,7 @@
 Kernels, copies, host cost and context are measured; what one GPU cannot show (links, network, contention) is taken from
 a base profile of the same kind of GPU, source by source, so that every number still says where it comes from.
 
-    python -m calibration.calibrate_cuda --base h200 --output h200.yaml
+    python -m calibration.calibrate_cuda --base h200-published --output h200.yaml
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def calibrate_cuda(
             for kind, launch, rate in cuda_bench.copies()
         ],
         "host": [{"source": measured.SOURCE, "kind": "*", "base_s": host_base_s, "per_kernel_s": host_kernel_s}],
-        "allocator": borrowed.get("allocator", {}) | {"context_bytes": cuda_bench.context_bytes()},
+        "allocator": {"source": measured.SOURCE, "context_bytes": cuda_bench.context_bytes()},
     }
     data |= {key: borrowed[key] for key in KEPT if key in borrowed}
     used = {entry["source"] for part in data.values() for entry in _entries(part)}

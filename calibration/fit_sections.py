@@ -54,6 +54,7 @@ MEMORY_LAUNCH_S = 7.1e-6  # mean of three fits to Liger's H100 timings: 6.6, 7.1
 HOST_KERNEL_S = {"h200": 12.6e-6, "h100": 6.6e-6, "a100-80gb": 6.6e-6}
 HOST_INSTRUCTION_S = 2.5e-6  # an empty instruction of the executor, measured by `calibrate` on a server CPU
 OVERLAP_SLOWDOWN = 1.189
+CONTEXT_BYTES = 808_255_488  # calibration/profiles/h200.yaml, measured: CUDA context, library handles, compiled code
 # (forward, backward) TFLOP/s at sequence lengths 2k, 8k, 32k on the same H200.
 H200_FLASH = {2048: (205, 184), 8192: (317, 282), 32768: (343, 319)}
 H200_CUDNN = {2048: (404, 331), 8192: (552, 485), 32768: (599, 538)}

@@ -243,7 +243,7 @@ def _build(file: schema.ProfileFile, threads: int) -> Profile:
         slowdowns={(part.slow, part.beside): part.factor for part in file.contention},
         residuals=_residuals(file, threads),
         cores=cores,
-        allocator=Allocator(**file.allocator.model_dump()),
+        allocator=Allocator(**file.allocator.model_dump(exclude={"source"})),
         threads=threads,
         thread_counts=tables.thread_counts(file),
     )

@@ -161,6 +161,9 @@ class CoresFile(_Sourced):
 
 
 class AllocatorFile(_Part):
+    """How the caching allocator rounds; `source` says where `context_bytes` is from."""
+
+    source: str = ""
     round_bytes: Annotated[int, Field(ge=1)] = 512
     small_limit_bytes: Count = 2**20
     small_segment_bytes: Count = 2 * 2**20
@@ -194,10 +197,11 @@ class ProfileFile(_Part):
     def _names(self) -> ProfileFile:
         parts: list[_Sourced | None] = [*self.gemm, *self.attention, *self.memory, *self.collectives, *self.copies]
         parts += [*self.host, *self.contention, self.network, self.cores]
-        for part in parts:
-            if part is not None and part.source not in self.sources:
-                hint = did_you_mean(part.source, list(self.sources))
-                raise ValueError(f"source {part.source!r} is not under `sources`; {hint}")
+        named = [part.source for part in parts if part is not None]
+        for source in [*named, *([self.allocator.source] if self.allocator.source else [])]:
+            if source not in self.sources:
+                hint = did_you_mean(source, list(self.sources))
+                raise ValueError(f"source {source!r} is not under `sources`; {hint}")
         for entry in self.memory:
             if entry.op != "*" and entry.op not in OPERATORS:
                 raise ValueError(f"unknown operator {entry.op!r}; {did_you_mean(entry.op, list(OPERATORS))}")
