@@ -22,6 +22,7 @@ import torch
 from kernels.launch import (
     FLOATS,
     KernelArgumentError,
+    Launcher,
     cdiv,
     check_float,
     check_tensor,
@@ -87,8 +88,8 @@ def adamw_reference(
     found_inf: Tensor | None, copy: Tensor | None,
 ) -> None:  # fmt: skip
     """In place on p, m, v and copy, in p's type."""
-    if found_inf is not None and float(found_inf) != 0.0:
-        return
+    state = [t for t in (p, m, v, copy) if t is not None]
+    before = [t.clone() for t in state] if found_inf is not None else []
     grad = g.to(p.dtype)
     if grad_scale is not None:
         grad = grad * grad_scale.to(p.dtype)
@@ -100,6 +101,10 @@ def adamw_reference(
     p.addcdiv_(m, v.div(c2).sqrt_().add_(step.eps), value=-step.lr / c1)
     if copy is not None:
         copy.copy_(p)
+    if found_inf is not None:
+        finite = found_inf.eq(0)
+        for t, old in zip(state, before, strict=True):
+            t.copy_(torch.where(finite, t, old))
 
 
 # ---------------------------------------------------------------- Triton
@@ -153,6 +158,7 @@ def adamw_step(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
     copy: Tensor | None = None,
+    launcher: Launcher = direct,
 ) -> None:
     """Updates p, m, v (and copy, the low-precision weights) in place.
 
@@ -167,7 +173,7 @@ def adamw_step(
     if not n:
         return
     c1, c2 = step.corrections
-    direct(adamw_kernel)[(cdiv(n, MASK_BLOCK),)](
+    launcher(adamw_kernel)[(cdiv(n, MASK_BLOCK),)](
         p, m, v, g, copy if copy is not None else p,
         decay.mask if decay is not None else p, decay.codes if decay is not None else p,
         grad_scale if grad_scale is not None else p, found_inf if found_inf is not None else p, n,
@@ -208,3 +214,18 @@ def _check(
     for name, tensor in (("p", p), ("m", m), ("v", v), ("g", g), ("copy", copy)):
         if tensor is not None and not tensor.is_contiguous():
             raise KernelArgumentError(f"{name} has stride {tensor.stride()}; accepted: a contiguous flat buffer")
+
+
+@torch.library.triton_op("windtunnel::adamw", mutates_args=("p", "m", "v", "copy"))
+def adamw_operator(
+    p: Tensor, m: Tensor, v: Tensor, g: Tensor, copy: Tensor | None, mask: Tensor | None, codes: Tensor | None,
+    grad_scale: Tensor | None, found_inf: Tensor | None,
+    lr: float, step: int, beta1: float, beta2: float, eps: float, weight_decay: float,
+) -> None:  # fmt: skip
+    """`adamw_step` as `torch.ops.windtunnel.adamw`, for a compiled optimizer step."""
+    decay = DecayMask(mask, codes) if mask is not None and codes is not None else None
+    numbers = AdamWStep(lr, step, beta1, beta2, eps, weight_decay)
+    adamw_step(
+        p, m, v, g, numbers, decay=decay, grad_scale=grad_scale, found_inf=found_inf, copy=copy,
+        launcher=torch.library.wrap_triton,
+    )  # fmt: skip

@@ -5,12 +5,12 @@
     gradient_j = scale·(1 + 2λ·lse)·exp(x_j − lse)  for j ≠ y
     gradient_y = scale·(−others/d + 2λ·lse·exp(x_y − lse))
 
-The sum leaves the target out, so that the gradient of a confident row (p_y → 1) is −others/d and not the difference 1
-− 1 that loses every digit. The first pass keeps a running maximum and sum in fp32; the second overwrites the logits
-with the gradient (or writes to `out`).
+The sum leaves the target out, so that the gradient of a confident row (p_y → 1) is −others/d and not the
+difference 1 − 1 that loses every digit. The first pass keeps a running maximum and sum in fp32; the second overwrites
+the logits with the gradient (or writes to `out`).
 
 A vocabulary-parallel loss calls `row_statistics` (or `row_max`, then `exp_target` after the all-reduce of the
-maximum) on its columns, reduces, and calls `loss_and_gradient`. Targets are global indices; a rank holds columns
+maximum) on its columns, reduces, and calls `cross_entropy(stats=…)`. Targets are global indices; a rank holds columns
 vocab_first … vocab_first + width − 1; columns from `vocab_size` on are padding: they take no probability and get zero
 gradient. A row whose target is `ignore_index`, or lies outside 0 … vocab_size − 1, is ignored: loss 0, gradient 0.
 `check_targets` raises on the latter where a synchronisation can be afforded.
@@ -75,7 +75,7 @@ def check_targets(target: Tensor, vocab_size: int, ignore_index: int = IGNORE_IN
 def row_statistics_reference(logits: Tensor, target: Tensor, vocab_first: int, valid: int) -> RowStatistics:
     """`RowStatistics` of (rows, width) logits of which the first `valid` columns are vocabulary.
 
-    Fp64 for fp64 logits.
+    They are fp64 for fp64 logits.
     """
     x = logits[:, :valid].to(_compute_type(logits))
     row_max = x.max(-1).values if valid else x.new_full((x.shape[0],), LOWEST)

@@ -1,18 +1,18 @@
 """What every kernel file shares: Triton when it is installed, the choice of path, argument checks, and config tables.
 
-A kernel file holds, in order: the reference (plain torch, the specification), the Triton kernels, the plain functions
-the trainer and the calibration call, and the `torch.library.triton_op` glue. The plain functions choose the path with
+An operator's file (norms.py, adamw.py, …) holds the reference (plain torch, the specification) and the plain functions
+that the trainer and the calibration call; its Triton kernels stand beside them, or in *_kernels.py where they are many.
+`functional.py` wraps the differentiable ones as `torch.library.triton_op`. The plain functions choose the path with
 `use_triton`: Triton for CUDA tensors (and for CPU tensors in Triton's interpreter), the reference everywhere else. So
 this package imports, trains and tests without Triton.
 
 Two rules that a reader meets in every kernel:
 - arithmetic is fp32: load in the storage type, convert at once, convert back at the store (float scalars are pinned
-  with `tl.cast`, because
-  a compiled graph passes them as fp64 and one fp64 scalar promotes a whole row);
+  with `tl.cast`, because a compiled graph passes them as fp64 and one fp64 scalar promotes a whole row);
 - an index is int64 before it meets a stride, on every axis.
 
-Launch shapes come from plain tables keyed by width, tuned by `python -m kernels.bench --tune` on the device, never by
-an autotuner at run time: the same input then always runs the same code.
+Launch shapes come from plain tables keyed by width, tuned by `python -m kernels.tune` on the device, never by an
+autotuner at run time: the same input then always runs the same code.
 """
 
 from __future__ import annotations

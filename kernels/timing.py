@@ -1,8 +1,8 @@
 """How a kernel is timed: on the device, without the host, with a cold L2; and how the host is timed without the device.
 
 - `kernel_ms`: between two events, after a write that evicts the L2 and a wait of HEAD_START_CYCLES that lets the host
-  run ahead, so that a
-  slow Python path (ours or a peer's) is not charged to the kernels. For tensors of several times the L2.
+  run ahead, so that a slow Python path (ours or a peer's) is not charged to the kernels. For tensors of several times
+  the L2.
 - `warm_ms`: many copies of the call in one graph, L2 warm: the fixed time t0 of a small call.
 - `host_us`: host time to issue a call, over many calls on a tiny tensor while the device is idle enough to keep up.
 - `peak_gib`: memory above what was allocated before the call.

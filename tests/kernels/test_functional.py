@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from kernels import functional, rotary
+from kernels import adamw, functional, rotary
 from kernels.random import Dropout
 
 OPS = torch.ops.windtunnel
@@ -41,6 +41,15 @@ SAMPLES = {
 def test_opcheck(name):
     operator, arguments = SAMPLES[name]
     assert set(opcheck(operator.default, arguments).values()) == {"SUCCESS"}
+
+
+def test_opcheck_of_the_optimizer_step():
+    p, m, v, g = (torch.rand(2000, generator=torch.Generator().manual_seed(i)) for i in range(4))
+    decay = adamw.DecayMask.of(torch.arange(2000) % 3 > 0)
+    numbers = 1e-2, 3, 0.9, 0.95, 1e-8, 0.1
+    scale, fine = torch.tensor([0.5]), torch.zeros(1)
+    for arguments in ((p, m, v, g, None, None, None, None, None), (p, m, v, g, p.bfloat16(), *decay, scale, fine)):
+        assert set(opcheck(OPS.adamw.default, (*arguments, *numbers)).values()) == {"SUCCESS"}
 
 
 def model(x, w, gate_up, q, head):
