@@ -1,0 +1,111 @@
+"""The short launch path with a kernel that records: compiled once for what matters, called directly after."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kernels import launch
+
+
+class FakeKernel:
+    """Stands for a Triton kernel: counts compilations, and hands out a compiled form that records its launches."""
+
+    def __init__(self):
+        names = ("x_ptr", "y_ptr", "width", "scale", "BLOCK")
+        self.params = [SimpleNamespace(name=name, is_constexpr=name == "BLOCK") for name in names]
+        self.compiled, self.direct = [], []
+
+    def __getitem__(self, grid):
+        def launch_through_triton(*arguments, **constants):
+            self.compiled.append((grid, arguments, constants))
+            return SimpleNamespace(
+                run=lambda *a: self.direct.append(a), function="function", packed_metadata="metadata"
+            )
+
+        return launch_through_triton
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    monkeypatch.setattr(launch, "_current_device", lambda: 3, raising=False)
+    monkeypatch.setattr(launch, "_current_stream", lambda device: 700 + device, raising=False)
+    kernel = FakeKernel()
+    return kernel, launch._Direct(kernel)
+
+
+X, Y = torch.zeros(64), torch.zeros(64)
+
+
+def test_the_second_launch_is_direct_with_addresses_numbers_and_constants(launched):
+    kernel, direct = launched
+    for _ in range(3):
+        direct[(5, 2)](X, Y, 64, 0.5, BLOCK=16, num_warps=4)
+    assert len(kernel.compiled) == 1
+    expected = (5, 2, 1, 703, "function", "metadata", None, None, None, X.data_ptr(), Y.data_ptr(), 64, 0.5, 16)
+    assert kernel.direct == [expected, expected]
+
+
+def test_what_does_not_change_the_code_is_not_compiled_again(launched):
+    kernel, direct = launched
+    for width, scale in ((64, 0.5), (128, 0.5), (2**20, 7.0), (64, 0.25)):
+        direct[(1,)](X, Y, width, scale, BLOCK=16, num_warps=4)
+    assert len(kernel.compiled) == 1
+    assert [(call[11], call[12]) for call in kernel.direct] == [(128, 0.5), (2**20, 7.0), (64, 0.25)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        (X.double(), Y, 64, 0.5, 16, 4),
+        (X[1:], Y, 64, 0.5, 16, 4),  # 4 bytes off alignment
+        (X, Y, 1, 0.5, 16, 4),
+        (X, Y, 63, 0.5, 16, 4),
+        (X, Y, 2**40, 0.5, 16, 4),
+        (X, Y, 64, 0.5, 32, 4),
+        (X, Y, 64, 0.5, 16, 8),
+    ],
+)
+def test_what_changes_the_code_is_compiled(launched, change):
+    kernel, direct = launched
+    direct[(1,)](X, Y, 64, 0.5, BLOCK=16, num_warps=4)
+    *arguments, block, warps = change
+    direct[(1,)](*arguments, BLOCK=block, num_warps=warps)
+    assert len(kernel.compiled) == 2
+    assert not kernel.direct
+
+
+def test_the_memory_of_repeated_launches_is_bounded(launched, monkeypatch):
+    monkeypatch.setattr(launch, "REPEATED_LAUNCHES", 10)
+    _, direct = launched
+    for step in range(100):
+        direct[(1,)](X, Y, 64, float(step), BLOCK=16, num_warps=4)
+    assert len(direct.repeated) <= 10
+    assert len(direct.compiled) == 1
+
+
+def test_pointers_come_first():
+    kernel = FakeKernel()
+    kernel.params.reverse()
+    with pytest.raises(AssertionError, match="pointers come first"):
+        launch._Direct(kernel)
+
+
+def test_every_kernel_takes_pointers_then_numbers_then_constants():
+    pytest.importorskip("triton")
+    import importlib
+
+    modules = (
+        "norms_kernels norms_wide activations_kernels rotary crossentropy_kernels adamw onebit checksum delta".split()
+    )
+    kernels = {
+        name: value
+        for module in modules
+        for name, value in vars(importlib.import_module(f"kernels.{module}")).items()
+        if name.endswith("_kernel")
+    }
+    assert len(kernels) >= 20
+    for name, kernel in kernels.items():
+        kinds = [2 if p.is_constexpr else 0 if p.name.endswith("_ptr") else 1 for p in kernel.params]
+        assert kinds == sorted(kinds), name
+        assert set(kinds) >= {0, 1}, name
