@@ -112,7 +112,7 @@ class StageBlocks:
             flow = builder.take("x", self._arrival(False), self._edge())
         for plan in plans:
             scope = {plan.unit.source: flow}
-            if plan.number == self.model.layers + 1:
+            if any("targets" in step.reads for step in plan.unit.forward):
                 scope["targets"] = compiler.load(plan.unit, plan.number, "targets")
             compiler.steps(plan, plan.unit.forward, scope)
             for name in plan.kept:
@@ -145,6 +145,8 @@ class StageBlocks:
         for plan in reversed(self.chunks[chunk]):
             scope = scopes[plan.number]
             compiler.steps(plan, plan.repeated, scope, recompute=True)
+            if "targets" not in scope and any("targets" in step.reads for step in plan.unit.backward):
+                scope["targets"] = compiler.load(plan.unit, plan.number, "targets")
             if gradient is not None:
                 scope["d2"] = gradient
             compiler.steps(plan, plan.unit.backward, scope)

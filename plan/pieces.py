@@ -33,10 +33,11 @@ probabilities, the activation's output `a`; its bodies hold the extra passes of 
 | I mlp.core | dz, w:down, u, w:up | dy, a, du |
 | W mlp.core | dz, a, y, du, g:down, g:up [, g:up bias] | |
 | F head.logits | y, w:head | logits, rowmax |
-| F head.exp | logits, rowmax, targets | sums (2,T): sum of exponentials; target logit, both less the maximum |
+| F head.exp | logits, rowmax, targets | sums (2,T): Σ exp(logit − rowmax) but the target's; the target's logit |
 | F head.loss | logits, rowmax, sums, targets, s:loss | (logits become their gradient; s:loss += loss) |
 | I head.logits | logits, w:head | dy |
 | W head.logits | logits, y, g:head | |
+| B head.fused | y, w:head, targets, s:loss, g:head (loss_chunks > 1: head.logits to W head.logits by chunks) | dy |
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from plan.pieces_sheet import (
     reduce_forward,
     regather,
 )
-from plan.program import KernelCall
+from plan.program import DTYPE_BYTES, KernelCall
 from plan.shapes import Extents
 
 
@@ -78,6 +78,8 @@ def _embedding_out(sheet: Sheet, x0: str) -> str:
 
 def head(e: Extents, weight: str) -> Unit:
     """Unit L+1: final norm, vocabulary-parallel logits and cross entropy. `weight` names the (possibly tied) table."""
+    if e.loss_chunks > 1:
+        return _chunked_head(e, weight)
     sheet = Sheet(e)
     sheet.act("x", e.local_tokens, e.hidden)
     sheet.tensors["targets"] = TensorSpec((e.tokens,), "int64")
@@ -107,3 +109,28 @@ def head(e: Extents, weight: str) -> Unit:
     sheet.backward.append(Work("W", "W", "head.logits", ("logits", y, f"g:{weight}"), (f"g:{weight}",), grad))
     norm_backward(sheet, "head.in", "head.norm", "", (dy, "x", None, "d0"))
     return Unit(-1, tuple(sheet.forward), tuple(sheet.backward), sheet.tensors, output="logits")
+
+
+def _chunked_head(e: Extents, weight: str) -> Unit:
+    """The head with its loss in chunks of tokens: one pass forward and backward a chunk, so that only a chunk's logits
+    are ever alive. It stands in the backward, where its weight gradient belongs; whole vocabulary on every rank."""
+    sheet, chunks = Sheet(e), e.loss_chunks
+    rows = e.tokens // chunks
+    sheet.act("x", e.local_tokens, e.hidden)
+    sheet.tensors["targets"] = TensorSpec((e.tokens,), "int64")
+    sheet.act("dy", e.tokens, e.hidden)
+    y = norm_forward(sheet, "head.in", "head.norm", "x", "")
+    shape = (rows, e.vocab)
+    calls = (
+        gemm(e, rows, e.vocab, e.hidden, "nt"),
+        *(KernelCall(op, shape, e.dtype) for op in ("ce_max", "ce_exp", "ce_loss")),
+        gemm(e, rows, e.hidden, e.vocab, "nn"),
+        gemm(e, e.vocab, e.hidden, rows, "tn+acc32"),
+    )
+    reads = (y, f"w:{weight}", "targets", "s:loss", f"g:{weight}")
+    transient = rows * e.vocab * DTYPE_BYTES[e.dtype]
+    sheet.backward.append(
+        Work("B", "B", "head.fused", reads, ("dy", "s:loss", f"g:{weight}"), calls * chunks, transient)
+    )
+    norm_backward(sheet, "head.in", "head.norm", "", ("dy", "x", None, "d0"))
+    return Unit(-1, tuple(sheet.forward), tuple(sheet.backward), sheet.tensors, output=y)

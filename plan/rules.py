@@ -211,6 +211,19 @@ def recompute(run: Run) -> Iterator[str]:
         yield f"recompute layers {plan.recompute_layers} is more than the model's {run.model.layers}; use full"
 
 
+def zero(run: Run) -> Iterator[str]:
+    """Options of ZeRO-3 on a plan that gathers no parameters, and of offload on one that offloads nothing."""
+    plan = run.plan
+    given = [name for name in ("prefetch", "live", "persist_below") if getattr(plan.zero, name) is not None]
+    given += [] if plan.zero.reshard else ["reshard"]
+    if given and plan.zero_stage < 3:
+        keys = ", ".join(f"plan.zero.{name}" for name in given)
+        yield f"{keys} {'are' if len(given) > 1 else 'is'} for zero_stage 3 (it is {plan.zero_stage}); leave out"
+    if plan.offload.fraction != 1.0 and plan.offload.optimizer == "none":
+        fraction = plan.offload.fraction
+        yield f"plan.offload.fraction {fraction:g} is of the optimizer offloaded, but offload.optimizer is none"
+
+
 def loss(run: Run) -> Iterator[str]:
     """Loss chunks split the tokens of a micro-batch."""
     tokens = run.plan.micro_batch_size * run.model.seq_length
@@ -245,6 +258,7 @@ RULES: tuple[Callable[[Run], Iterator[str]], ...] = (
     zero_with_pipeline,
     attention,
     recompute,
+    zero,
     loss,
     optimizer,
 )

@@ -43,6 +43,7 @@ class Extents:
     unfused: bool
     attention: str
     megatron: bool  # what Megatron-LM keeps and launches, for forecasts of its runs
+    loss_chunks: int
     dtype: str
     stat: str  # dtype of statistics, gradients and losses
 
@@ -98,6 +99,7 @@ def extents(model: Model, plan: Plan) -> Extents:
         unfused=plan.attention == "unfused",
         attention=plan.attention,
         megatron=plan.implementation == "megatron",
+        loss_chunks=plan.loss_chunks,
         dtype=plan.precision,
         stat="fp64" if plan.precision == "fp64" else "fp32",
     )

@@ -71,6 +71,12 @@ FEATURES: tuple[Feature, ...] = (
     Feature(
         "plan.gradient_compression", lambda run: run.plan.gradient_compression, ("none",), "gradient_compression: none"
     ),
+    Feature(
+        "plan.loss_chunks",
+        lambda run: 1 if run.plan.tensor_parallel == 1 else run.plan.loss_chunks,
+        (1,),
+        "loss_chunks: 1, or tensor_parallel: 1",
+    ),
     Feature("plan.communication.order", lambda run: run.plan.communication.order, ("auto",), "order: auto"),
 )
 

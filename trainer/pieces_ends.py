@@ -88,6 +88,22 @@ def loss_forward(
     return ()
 
 
+@piece("B", "head.fused")
+def fused_head(ctx: PieceContext, y: Tensor, weight: Tensor, targets: Tensor, loss: Tensor, grad: Tensor) -> Results:
+    """Logits, loss and both gradients chunk by chunk → dy (T, h); s:loss and g:head are added to."""
+    rank, ops, dy = ctx.rank, ctx.ops, torch.empty_like(y)
+    first, valid = rank.vocab_first, rank.vocab_valid
+    chunks = zip(y.chunk(ctx.e.loss_chunks), targets.chunk(ctx.e.loss_chunks), dy.chunk(ctx.e.loss_chunks), strict=True)
+    for rows, wanted, gradient in chunks:
+        logits = ops.gemm(rows, weight, "nt")
+        row_max = ops.ce_max(logits, valid)
+        sums = ops.ce_exp(logits, row_max, wanted, first, valid)
+        ops.ce_loss(logits, row_max, sums, wanted, loss, first, valid, rank.loss_scale)
+        gradient.copy_(ops.gemm(logits, weight, "nn"))
+        ops.gemm(logits, rows, "tn+acc32", grad)
+    return (dy,)
+
+
 @piece("I", "head.logits")
 def logits_input_gradient(ctx: PieceContext, dlogits: Tensor, weight: Tensor) -> Results:
     """→ dy (T, h)."""

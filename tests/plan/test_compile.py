@@ -187,3 +187,18 @@ def test_megatron_uses_one_bucket_on_later_stages(tiny: Tiny) -> None:
     counts = [sum(b.kind == "sharded" for b in rank.buckets) for rank in program.classes]
     assert counts[0] > 1
     assert counts[1] == 1
+
+
+def test_loss_chunks_keep_one_chunk_of_logits_alive(tiny: Tiny) -> None:
+    """The head's products come once a chunk, in the backward; memory for logits falls by the number of chunks."""
+    whole, chunked = (compiled(tiny, loss_chunks=n).classes[0] for n in (1, 4))
+    assert "B B0.5 head.fused" in lines(chunked)
+    assert not any("head.logits" in line for line in lines(chunked))
+    logits = 4 * 32 * 256
+    peaks = [
+        max(b.peak_bytes for b in rank.blocks if b.name == name) for rank, name in ((whole, "F0"), (chunked, "B0"))
+    ]
+    fused = next(p.instruction for p in expand(chunked) if p.instruction.piece == "head.fused")
+    assert fused.transient_bytes == logits // 4
+    assert peaks[0] > logits
+    assert sum(c.count for c in fused.body if c.op == "gemm") == 3 * 4

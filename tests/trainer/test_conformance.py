@@ -19,6 +19,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2-pp2": {"tensor_parallel": 2, "pipeline_parallel": 2},
     "zero1-dp2-pp2": {"data_parallel": 2, "pipeline_parallel": 2, "zero_stage": 1},
     "interleaved": {"pipeline_parallel": 2, "schedule": "interleaved-1f1b", "virtual_pipeline": 2},
+    "loss-chunks": {"data_parallel": 2, "loss_chunks": 4},
     "recompute": {"tensor_parallel": 2, "sequence_parallel": True, "recompute": "selective"},
 }
 

@@ -30,6 +30,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "dp2-tp2": DP2 | TP2 | SP,
     "tp2-pp2": TP2 | PP2 | SP | {"micro_batch_size": 2},
     "dp2-pp2": DP2 | PP2,
+    "loss-chunks": {"loss_chunks": 4},
+    "dp2-loss-chunks": DP2 | {"loss_chunks": 2, "communication": {"bucket_mb": 0.02}},
+    "pp2-gpipe-loss-chunks": PP2 | {"schedule": "gpipe", "loss_chunks": 8},
 }
 
 
