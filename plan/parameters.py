@@ -175,7 +175,8 @@ def _bucket(
     state = "fp64" if plan.precision == "fp64" else "fp32"
     weight = _flat(buffers, total, plan.precision, "weight", f"weights.{index}")
     grad = _flat(buffers, total, plan.gradient_dtype, "grad", f"gradients.{index}")
-    reduced = _flat(buffers, share, plan.gradient_dtype, "grad", f"reduced.{index}") if zero else grad
+    apart = zero and plan.implementation != "megatron"  # Megatron-LM reduces into the rank's stretch of the gradients
+    reduced = _flat(buffers, share, plan.gradient_dtype, "grad", f"reduced.{index}") if apart else grad
     master = weight if plan.precision == state else _flat(buffers, share, state, "optim", f"master.{index}")
     exp_avg = _flat(buffers, share, state, "optim", f"exp_avg.{index}")
     exp_avg_sq = _flat(buffers, share, state, "optim", f"exp_avg_sq.{index}")

@@ -10,7 +10,7 @@ handed the tensors in the order of `reads`, returning new tensors in the order o
 What backward reads of forward's names is what is saved. A name read by backward that forward left in a gather slot is
 gathered again (`W AG`), never kept. Optional arguments (a bias, a LayerNorm's mean) are simply absent.
 `implementation: megatron` (forecast only) also keeps what Megatron-LM keeps: dropout masks (`mask.*`), dropped
-probabilities, the activation's output `a`; its bodies hold the extra passes of its unfused kernels.
+probabilities, the activation's output `a`, fp32 logits; its bodies hold the extra passes of its unfused kernels.
 
 | (kind, piece) | arguments | results |
 | --- | --- | --- |

@@ -80,6 +80,8 @@ def head(e: Extents, weight: str) -> Unit:
     """Unit L+1: final norm, vocabulary-parallel logits and cross entropy. `weight` names the (possibly tied) table."""
     if e.loss_chunks > 1:
         return _chunked_head(e, weight)
+    if e.megatron:
+        return _megatron_head(e, weight)
     sheet = Sheet(e)
     sheet.act("x", e.local_tokens, e.hidden)
     sheet.tensors["targets"] = TensorSpec((e.tokens,), "int64")
@@ -134,3 +136,42 @@ def _chunked_head(e: Extents, weight: str) -> Unit:
     )
     norm_backward(sheet, "head.in", "head.norm", "", ("dy", "x", None, "d0"))
     return Unit(-1, tuple(sheet.forward), tuple(sheet.backward), sheet.tensors, output=y)
+
+
+def _megatron_head(e: Extents, weight: str) -> Unit:
+    """Megatron-LM's head: logits cast to fp32, a cross entropy of separate passes (subtract, exponentiate, divide; its
+    `vocab_parallel_cross_entropy` without the fused kernel), the fp32 softmax kept, its gradient cast back."""
+    sheet = Sheet(e)
+    sheet.act("x", e.local_tokens, e.hidden)
+    sheet.tensors["targets"] = TensorSpec((e.tokens,), "int64")
+    sheet.act("logits16", e.tokens, e.vocab)
+    sheet.act("logits", e.tokens, e.vocab, e.stat)
+    sheet.act("dlogits", e.tokens, e.vocab)
+    sheet.stat("rowmax", e.tokens)
+    sheet.stat("sums", 2, e.tokens)
+    sheet.act("dy", e.tokens, e.hidden)
+    size, shape = (e.tokens * e.vocab,), (e.tokens, e.vocab)
+    sweep = KernelCall("copy", size, e.stat)  # one pass in and out over the fp32 logits
+    up, down = (KernelCall("copy", size, e.dtype, v) for v in (f"{e.dtype}->{e.stat}", f"{e.stat}->{e.dtype}"))
+    top = KernelCall("ce_max", shape, e.stat)
+    y = norm_forward(sheet, "head.in", "head.norm", "x", "")
+    product = (gemm(e, e.tokens, e.vocab, e.hidden, "nt"), up, top)
+    results = ("logits16", "logits", "rowmax")
+    sheet.forward.append(Work("F", "F", "head.logits", (y, f"w:{weight}"), results, product))
+    if e.tp > 1:
+        sheet.move("F", "AR", "head.logits", "rowmax", "rowmax", "max")
+    passes = (sweep, sweep, KernelCall("ce_exp", shape, e.stat))
+    sheet.forward.append(Work("F", "F", "head.exp", ("logits", "rowmax", "targets"), ("sums",), passes))
+    if e.tp > 1:
+        sheet.move("F", "AR", "head.exp", "sums", "sums")
+    reads = ("logits16", "logits", "rowmax", "sums", "targets", "s:loss")
+    sheet.forward.append(Work("F", "F", "head.loss", reads, ("logits", "s:loss"), (sweep,)))
+
+    y = regather(sheet, "head.in", "")
+    back = (sweep, down, gemm(e, e.tokens, e.hidden, e.vocab, "nn"))
+    sheet.backward.append(Work("B", "I", "head.logits", ("logits", f"w:{weight}"), ("dlogits", "dy"), back))
+    dy = reduce_backward(sheet, "head.in", "dy")
+    grad = (gemm(e, e.vocab, e.hidden, e.tokens, "tn+acc32"),)
+    sheet.backward.append(Work("W", "W", "head.logits", ("dlogits", y, f"g:{weight}"), (f"g:{weight}",), grad))
+    norm_backward(sheet, "head.in", "head.norm", "", (dy, "x", None, "d0"))
+    return Unit(-1, tuple(sheet.forward), tuple(sheet.backward), sheet.tensors, output="logits")

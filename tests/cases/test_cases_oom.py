@@ -141,7 +141,6 @@ def test_013_the_first_stage_is_the_fullest() -> None:
     assert first.activations_gib > 1.5 * last.activations_gib - 2  # two micro-batches in flight against one and logits
 
 
-@pytest.mark.xfail(reason="gradients are held whole and once more as the shard that ZeRO-1 keeps", strict=True)
 def test_013_zero_1_needs_no_second_copy_of_its_gradient_shard() -> None:
     found = forecast(**seven_b(micro_batch_size=2, pipeline_parallel=2, global_batch_size=64))
     for stage in found.memory.per_stage:
