@@ -104,11 +104,13 @@ def check(baseline: str | Path, run_dir: str | Path, *, tolerance: float = 0.1, 
     return judged(str(baseline), str(run_dir), tolerance, profile)
 
 
-def calibrate(device: str = "cpu", output: str | Path | None = None) -> Path:
-    """Measure this machine into a profile file and return its path."""
-    from windtunnel.calibrating import measure
+def calibrate(
+    device: str = "cpu", output: str | Path | None = None, base: str = "h200-published", kernels: str = "compiled"
+) -> Path:
+    """Measure this machine's CPU, or one GPU (links and network from profile `base`), into a profile; its path."""
+    from windtunnel.calibrating import measure_device
 
-    return measure(device, None if output is None else Path(output))
+    return measure_device(device, None if output is None else Path(output), base, kernels)
 
 
 def save_timeline(flown: Flown, path: str | Path) -> None:

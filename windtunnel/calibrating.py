@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plan.errors import InputError
+from plan.nearest import did_you_mean
 from windtunnel import output
 from windtunnel.results import Calibrated
 
@@ -17,38 +18,71 @@ if TYPE_CHECKING:
     from calibration.profile import Profile
 
 Progress = Callable[[str, int, int], None]
+DEVICES = ("cpu", "cuda")
+KERNELS = ("eager", "compiled", "triton")
 
 
-def measure(device: str = "cpu", path: Path | None = None, progress: Progress | None = None) -> Path:
-    """Measure `device` and write its profile (the cache's place by default). Raises InputError for what cannot be
-    measured."""
-    from calibration.profile import shipped_profiles
-    from plan.nearest import did_you_mean
-
-    if device != "cpu":
-        shipped = ", ".join(shipped_profiles())
-        unknown = "" if device == "cuda" else f"; {did_you_mean(device, ['cpu', 'cuda'])}"
-        raise InputError(
-            f"--device {device}: only cpu is measured by this command{unknown}; shipped profiles: {shipped}"
-        )
-    if path is not None and path.is_dir():
-        raise InputError(f"{path} is a folder; give the profile file to write, such as {path / 'cpu.yaml'}")
+def measure(path: Path | None = None, progress: Progress | None = None) -> Path:
+    """Measure the CPU and write its profile (the cache's place by default). Raises InputError for what cannot be
+    written."""
+    _check_target(path, "cpu")
     try:
         from calibration.calibrate import calibrate
     except ModuleNotFoundError as error:
-        raise InputError(f"calibrating needs {error.name}: pip install 'windtunnel[train]'") from None
+        raise _needs(error) from None
     try:
         return calibrate(path, progress=progress or (lambda what, done, of: None))
     except OSError as error:
-        raise InputError(f"the profile cannot be written to {path or 'the cache'}: {error.strerror}") from None
+        raise _unwritten(path, error) from None
 
 
-def calibrate_command(device: str, target: str | None, as_json: bool) -> int:
+def measure_gpu(path: Path | None, base: str, kernels: str, progress: Progress | None = None) -> Path:
+    """Measure one GPU and write its profile to `path` (gpu.yaml here by default). Raises InputError without a GPU, for
+    an unknown base profile and for what cannot be written."""
+    from calibration.profile import load_profile
+
+    problems = [] if kernels in KERNELS else [f"--kernels {kernels}: {did_you_mean(kernels, list(KERNELS))}"]
+    if problems:
+        raise InputError(problems)
+    load_profile(base)
+    target = path or Path("gpu.yaml")
+    _check_target(target, "gpu")
+    try:
+        from calibration.calibrate_cuda import calibrate_cuda
+    except ModuleNotFoundError as error:
+        raise _needs(error) from None
+    try:
+        return calibrate_cuda(target, base, kernels, progress or (lambda what, done, of: None))
+    except OSError as error:
+        raise _unwritten(target, error) from None
+
+
+def measure_device(device: str, path: Path | None, base: str, kernels: str, progress: Progress | None = None) -> Path:
+    """Measure `device`, cpu or cuda."""
+    if device not in DEVICES:
+        raise InputError(f"--device {device}: it must be one of {', '.join(DEVICES)}")
+    return measure(path, progress) if device == "cpu" else measure_gpu(path, base, kernels, progress)
+
+
+def _check_target(path: Path | None, name: str) -> None:
+    if path is not None and path.is_dir():
+        raise InputError(f"{path} is a folder; give the profile file to write, such as {path / name}.yaml")
+
+
+def _needs(error: ModuleNotFoundError) -> InputError:
+    return InputError(f"calibrating needs {error.name}: pip install 'windtunnel[train]'")
+
+
+def _unwritten(path: Path | None, error: OSError) -> InputError:
+    return InputError(f"the profile cannot be written to {path or 'the cache'}: {error.strerror}")
+
+
+def calibrate_command(device: str, target: str | None, as_json: bool, base: str, kernels: str) -> int:
     """Measure, then print the file and the residuals."""
     begin = time.perf_counter()
     with _bar() as progress:
-        path = measure(device, Path(target) if target else None, progress)
-    result = calibrated(path, time.perf_counter() - begin)
+        written = measure_device(device, Path(target) if target else None, base, kernels, progress)
+    result = calibrated(written, time.perf_counter() - begin)
     if as_json:
         output.emit_json(result)
     else:

@@ -111,7 +111,9 @@ def test_compare_with_files_that_are_no_timelines(tmp_path: Path, run_file: Call
 
 
 def test_a_device_that_cannot_be_calibrated(tmp_path: Path, wt: Call) -> None:
-    assert "only cpu" in wt("calibrate", "--device", "tpu").err
+    assert "--device tpu: it must be one of cpu, cuda" in wt("calibrate", "--device", "tpu").err
+    assert "did you mean 'triton'" in wt("calibrate", "--device", "cuda", "--kernels", "tritn").err
+    assert "did you mean 'h200" in wt("calibrate", "--device", "cuda", "--base", "h20").err
     assert "is a folder" in wt("calibrate", "--output", tmp_path).err
 
 

@@ -13,9 +13,13 @@ def calibrate(
         str,
         typer.Option("--output", "-o", metavar="FILE", help="Where to write. Default: the cache.", show_default=False),
     ] = "",
+    base: Annotated[
+        str, typer.Option(metavar="PROFILE", help="cuda: the profile that links and network are taken from.")
+    ] = "h200-published",
+    kernels: Annotated[str, typer.Option(metavar="KIND", help="cuda: eager, compiled or triton.")] = "compiled",
     as_json: o.Json = False,
 ) -> int:
     """Measure this machine into a profile (under 90 s on 2 cores); prints where it wrote and the residuals."""
     from windtunnel.calibrating import calibrate_command
 
-    return calibrate_command(device, output or None, as_json)
+    return calibrate_command(device, output or None, as_json, base, kernels)
