@@ -66,12 +66,14 @@ if hasattr(torch._C, "_cuda_getCurrentRawStream"):
     _current_device, _current_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
 
 _SHORT_PATH = (
-    HAS_TRITON
+    os.environ.get("WINDTUNNEL_SHORT_LAUNCH", "0") == "1"
+    and HAS_TRITON
     and not INTERPRETED
     and triton.__version__.startswith("3.6.")
     and hasattr(torch._C, "_cuda_getCurrentRawStream")
 )
-"""Whether `direct` may call compiled kernels itself: it relies on `CompiledKernel.run` as Triton 3.6 has it."""
+"""Whether `direct` may call compiled kernels itself: it relies on `CompiledKernel.run` as Triton 3.6 has it. Asked for by
+WINDTUNNEL_SHORT_LAUNCH=1 until this form of it has run on a GPU: so far it has been tested with a stand-in launcher."""
 
 
 class _Direct:
