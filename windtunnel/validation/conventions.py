@@ -60,13 +60,13 @@ class Convention:
 
 
 NANOTRON = (
-    "AWS p5 presumed. Our own trainer's program stands for nanotron's (1F1B, flash attention, fp32 accumulation), "
-    "which runs unfused and eager; stages are balanced by the weights of matrix products, as it does."
+    "AWS p5 presumed. Megatron's program stands for nanotron's (1F1B, flash attention, fp32 logits and accumulation, "
+    "activations kept), which is eager throughout; stages are balanced by the weights of matrix products, as it does."
 )
 _NANOTRON: dict[str, Any] = {
     "family": LLAMA,
     "plan": {
-        "implementation": "windtunnel",
+        "implementation": "megatron",
         "attention": "flash",
         "kernels": "eager",
         "communication": {"overlap": True},
