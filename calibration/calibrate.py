@@ -5,7 +5,8 @@ folder.
     python -m calibration.calibrate           # the same, with a line of progress a class
 
 The grid is fixed (`calibration.grid`) and depends on no run. Kernels are timed through the registry with one thread
-and with all cores, collectives between two gloo processes, and what sharing the cores costs between those two.
+and with all cores, collectives between two gloo processes in the rhythm of a training step, and what sharing the cores
+costs between those two.
 Everything is written with its source and its spread; other work on the machine is met by taking the 25th percentile
 where the samples say that it interfered.
 """
@@ -37,14 +38,14 @@ class Effort:
     gemm_s: float = 0.08
     attention_s: float = 0.08
     memory_s: float = 0.025
-    collective_s: float = 0.12
+    rehearsals: int = 3  # of each collective, in each of four rounds
     sharing_s: float = 0.4
     probe_s: float = 5.0
     every: int = 1
 
 
 FULL = Effort()
-QUICK = Effort(0.01, 0.01, 0.005, 0.02, 0.05, 0.1, every=16)
+QUICK = Effort(0.01, 0.01, 0.005, 1, 0.05, 0.1, every=16)
 
 
 def calibrate(
@@ -53,7 +54,7 @@ def calibrate(
     """Measure and write the profile of this machine. Returns its path (the cache's by default)."""
     torch.manual_seed(0)
     context_bytes = _resident_bytes()
-    comm, sharing = _collectives(effort, progress)
+    comm, delays, sharing = _collectives(effort, progress)
     cores = machine().cores
     kernels = [point for threads in sorted({1, cores}) for point in _kernels(threads, effort, progress)]
     progress("machine probe", 0, 1)
@@ -72,7 +73,7 @@ def calibrate(
         "gemm": measured.gemm_sections(by_class["gemm"]),
         "attention": measured.attention_sections(by_class["attention"]),
         "memory": measured.memory_sections(by_class["memory"]),
-        "collectives": measured.collective_sections(comm),
+        "collectives": measured.collective_sections(comm, delays),
         "host": _host(host_s, sharing),
         "cores": {
             "source": measured.SOURCE,
@@ -91,10 +92,12 @@ def calibrate(
     return target
 
 
-def _collectives(effort: Effort, progress: Progress) -> tuple[list[comm_bench.CommPoint], comm_bench.Sharing]:
+def _collectives(
+    effort: Effort, progress: Progress
+) -> tuple[list[comm_bench.CommPoint], dict[str, comm_bench.Delay], comm_bench.Sharing]:
     progress("collectives and core sharing", 0, 1)
     sizes = comm_bench.SIZES if effort.every == 1 else comm_bench.SIZES[:6:2]
-    found = comm_bench.measure(sizes, effort.collective_s, effort.sharing_s)
+    found = comm_bench.measure(sizes, effort.rehearsals, effort.sharing_s)
     progress("collectives and core sharing", 1, 1)
     return found
 

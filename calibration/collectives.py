@@ -13,7 +13,7 @@ multi-node bandwidths show.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from calibration.lookup import Curve
 from plan.cluster import Cluster
@@ -51,16 +51,24 @@ class Geometry:
 @dataclass(frozen=True, slots=True)
 class CommCost:
     """Latency first, then `transfer_s` of work on a link that may be shared; `bus_bytes` is what crosses a rank's
-    link."""
+    link. `delay_s` (ranks wait) or `delay_beside_s` (ranks compute) comes on top: time in which the collective's
+    threads wait for a core and use none."""
 
     latency_s: float
     transfer_s: float
     bus_bytes: float
+    delay_s: float = 0.0
+    delay_beside_s: float = 0.0
 
     @property
     def seconds(self) -> float:
-        """Time alone on the links."""
+        """Time alone on the links, undelayed."""
         return self.latency_s + self.transfer_s
+
+    def scaled(self, factor: float) -> CommCost:
+        """The same with every time multiplied by `factor`."""
+        times = (self.delay_s * factor, self.delay_beside_s * factor)
+        return CommCost(self.latency_s * factor, self.transfer_s * factor, self.bus_bytes, *times)
 
 
 RINGS = ("all_gather", "reduce_scatter", "all_to_all")
@@ -92,6 +100,8 @@ class CollectiveTable:
     step_latency_s: float
     curve: Curve
     sigma: float
+    delay_s: float = 0.0
+    delay_beside_s: float = 0.0
 
     def cost(self, op: str, bytes_: int, ranks: int) -> CommCost:
         """This table's answer for `op` on `ranks`: the same link bandwidth, the latencies and wire bytes of the asked
@@ -100,7 +110,7 @@ class CollectiveTable:
         own_latency = min(total, self.step_latency_s * steps(self.op, self.ranks))
         latency = own_latency * steps(op, ranks) / steps(self.op, self.ranks)
         transfer = (total - own_latency) * wire_factor(op, ranks) / wire_factor(self.op, self.ranks)
-        return CommCost(latency, transfer, wire_factor(op, ranks) * bytes_)
+        return CommCost(latency, transfer, wire_factor(op, ranks) * bytes_, self.delay_s, self.delay_beside_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +163,7 @@ class Fabric:
         if geometry.wires is None or self.network is None:
             return cost
         slower = self.network.reference.gpu_link_bytes_per_s / geometry.wires.gpu_link_bytes_per_s
-        return CommCost(cost.latency_s, cost.transfer_s * slower, cost.bus_bytes)
+        return replace(cost, transfer_s=cost.transfer_s * slower)
 
     def _across(
         self, network: Network, op: str, bytes_: int, dtype: str, geometry: Geometry, algorithm: str

@@ -1,10 +1,11 @@
 """What gloo collectives and transfers cost between two processes of this machine, and what sharing its cores costs.
 
 Each process does what a rank of the trainer does: collectives run as blocking calls on a thread of their own, each
-communicator its own group, while the main thread waits or computes. Three results, gathered from both processes (the
-slower counts):
+communicator its own group, while the main thread waits or computes (`comm_steps`). Results, gathered from both
+processes (the slower counts):
 
-* the time of each collective by bytes, with the main threads idle, as stamped on the communicating thread;
+* the undisturbed time of each collective by bytes, between compute, as stamped on the communicating thread;
+* each operation's mean delay beyond it, waited for at once and beside compute: what the scheduler makes of it;
 * the wake-up: what a waiter pays beyond the collective itself for the hand-over to the thread and back;
 * sharing: the same kernels with one process computing, with two, and while a collective runs; and the cores a
   collective takes.
@@ -17,11 +18,9 @@ from __future__ import annotations
 import os
 import queue
 import tempfile
-import threading
 import time
 import warnings
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -30,23 +29,44 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from calibration.comm_steps import (
+    RANKS,
+    Call,
+    Rehearsal,
+    StreamThread,
+    collective,
+    compute_call,
+    pooled_delay,
+    rehearse,
+    transfers,
+)
+from calibration.heap import keep_freed_memory
 from calibration.timing import Timed, summary
 
 SIZES = (64, 1024, 8192, 65_536, 262_144, 1_048_576, 4_194_304, 16_777_216)
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "send")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
-RANKS = 2
+LATENCY_BYTES = 1 << 20  # up to here a delay shows beside the transfer's own spread
 ROUNDS = 4  # passes over all cases, so that a burst of other work cannot spoil every sample of one
 
 
 @dataclass(frozen=True, slots=True)
 class CommPoint:
-    """One measured collective: bytes of the full logical tensor."""
+    """One measured collective, undisturbed: bytes of the full logical tensor."""
 
     op: str
     dtype: str
     bytes: int
     timed: Timed
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """Mean seconds an operation takes beyond its undisturbed time: waited for at once, and while every rank
+    computes."""
+
+    exposed_s: float
+    beside_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,77 +82,7 @@ class Sharing:
     handover_s: float
 
 
-Call = Callable[[], object]
-Stamp = tuple[float, float]  # (start, end) on the clock both processes share
-Stamps = list[Stamp]
-
-
-class StreamThread:
-    """A communication stream: runs callables in order on one thread and stamps their start and end."""
-
-    def __init__(self) -> None:
-        self._work: queue.SimpleQueue[tuple[Call, Future[Stamp]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def submit(self, run: Call) -> Future[Stamp]:
-        """Queue `run`; the future gives its start and end."""
-        done: Future[Stamp] = Future()
-        self._work.put((run, done))
-        return done
-
-    def close(self) -> None:
-        """Finish what is queued and end the thread."""
-        self._work.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        while (item := self._work.get()) is not None:
-            run, done = item
-            try:
-                start = time.perf_counter()
-                run()
-                done.set_result((start, time.perf_counter()))
-            except BaseException as error:
-                done.set_exception(error)
-
-
-def collective(op: str, bytes_: int, dtype: torch.dtype, rank: int, group: Any) -> Call:
-    """A blocking call of `op` whose full logical tensor has `bytes_`."""
-    count = max(RANKS, bytes_ // dtype.itemsize)
-    full = torch.zeros(count - count % RANKS, dtype=dtype)
-    part = torch.zeros(full.numel() // RANKS, dtype=dtype)
-    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-    scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-    if op == "all_reduce":
-        return lambda: dist.all_reduce(full, group=group)
-    if op == "all_gather":
-        return lambda: gather(full, part, group=group)
-    if op == "reduce_scatter":
-        return lambda: scatter(part, full, group=group)
-    if rank == 0:
-        return lambda: dist.send(full, 1, group=group)
-    return lambda: dist.recv(full, 0, group=group)
-
-
-def _time_collective(stream: StreamThread, run: Call, work: Call, budget_s: float) -> Stamps:
-    """As a rank does it: compute a little, hand the collective to its thread, wait. Both processes agree how often."""
-    for _ in range(2):
-        stream.submit(run).result()
-    first = stream.submit(run).result()
-    probe = torch.tensor([first[1] - first[0]])
-    dist.all_reduce(probe, op=dist.ReduceOp.MAX)
-    repetitions = max(3, min(30, int(budget_s / max(float(probe), 1e-6))))
-    stamps = []
-    for _ in range(repetitions):
-        work()
-        stamps.append(stream.submit(run).result())
-    return stamps
-
-
-def _transfers(ours: Stamps, theirs: Stamps) -> Timed:
-    """From the last member's start to the last member's end: what a collective costs once everybody is there."""
-    return summary([max(a[1], b[1]) - max(a[0], b[0]) for a, b in zip(ours, theirs, strict=True)])
+Cases = list[tuple[str, str, int]]
 
 
 def _kernels() -> dict[str, Call]:
@@ -215,26 +165,26 @@ def _wake(stream: StreamThread) -> tuple[float, float]:
     return summary(trips).best_s, summary(puts).best_s
 
 
-def _process(rank: int, init: str, sizes: tuple[int, ...], budget_s: float, share_s: float, results: Any) -> None:
+def _process(rank: int, init: str, sizes: tuple[int, ...], repetitions: int, share_s: float, results: Any) -> None:
     torch.set_num_threads(1)
+    keep_freed_memory()
     warnings.simplefilter("ignore", FutureWarning)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", init_method=init, rank=rank, world_size=RANKS, timeout=timedelta(seconds=120))
     group = dist.new_group(list(range(RANKS)), timeout=timedelta(seconds=120))
-    stream = StreamThread()
-    a = torch.randn(256, 256)
-    found: list[Stamps] = [[] for _ in cases(sizes)]
+    stream, compute = StreamThread(), compute_call()
+    found: list[list[Rehearsal]] = [[] for _ in cases(sizes)]
     for _ in range(ROUNDS):
-        for stamps, (op, dtype, bytes_) in zip(found, cases(sizes), strict=True):
+        for rounds, (op, dtype, bytes_) in zip(found, cases(sizes), strict=True):
             run = collective(op, bytes_, DTYPES[dtype], rank, group)
-            stamps += _time_collective(stream, run, lambda: torch.mm(a, a), budget_s / ROUNDS)
+            rounds.append(rehearse(stream, run, compute, repetitions if bytes_ <= LATENCY_BYTES else 1))
     results.put((rank, found, _sharing(rank, stream, group, share_s)))
     dist.barrier()
     stream.close()
     dist.destroy_process_group()
 
 
-def cases(sizes: tuple[int, ...] = SIZES) -> list[tuple[str, str, int]]:
+def cases(sizes: tuple[int, ...] = SIZES) -> Cases:
     """(operation, dtype, bytes): every operation in fp32; reductions in other dtypes at a few sizes (they add more
     slowly)."""
     found = [(op, "fp32", size) for op in OPERATIONS for size in sizes]
@@ -244,22 +194,43 @@ def cases(sizes: tuple[int, ...] = SIZES) -> list[tuple[str, str, int]]:
 
 
 def measure(
-    sizes: tuple[int, ...] = SIZES, budget_s: float = 0.15, share_s: float = 0.4
-) -> tuple[list[CommPoint], Sharing]:
-    """Run the two processes. Returns the points and the sharing as process 0 saw it. Raises what a process raised."""
+    sizes: tuple[int, ...] = SIZES, repetitions: int = 3, share_s: float = 0.4
+) -> tuple[list[CommPoint], dict[str, Delay], Sharing]:
+    """Run the two processes. Returns the points, each operation's delays, and the sharing as process 0 saw it. Raises
+    what a process raised."""
     context = mp.get_context("spawn")
     results = context.Queue()
-    found: dict[int, tuple[list[Stamps], Sharing]] = {}
+    found: dict[int, tuple[list[list[Rehearsal]], Sharing]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        args = (f"file://{folder}/rendezvous", sizes, budget_s, share_s, results)
+        args = (f"file://{folder}/rendezvous", sizes, repetitions, share_s, results)
         started = mp.spawn(_process, args, nprocs=RANKS, join=False)  # type: ignore[no-untyped-call]
         while len(found) < RANKS:
             try:
-                rank, stamps, sharing = results.get(timeout=1.0)
-                found[rank] = (stamps, sharing)
+                rank, rehearsals, sharing = results.get(timeout=1.0)
+                found[rank] = (rehearsals, sharing)
             except queue.Empty:
                 started.join(timeout=0.0)  # raises when a process has died
         while not started.join():
             pass
-    pairs = zip(cases(sizes), found[0][0], found[1][0], strict=True)
-    return [CommPoint(*case, _transfers(ours, theirs)) for case, ours, theirs in pairs], found[0][1]
+    points, delays = _evaluate(cases(sizes), found[0][0], found[1][0])
+    return points, delays, found[0][1]
+
+
+def _evaluate(
+    measured: Cases, ours: Sequence[Sequence[Rehearsal]], theirs: Sequence[Sequence[Rehearsal]]
+) -> tuple[list[CommPoint], dict[str, Delay]]:
+    """Undisturbed times by case; delays by operation, pooled over the fp32 sizes whose own time is short."""
+    points: list[CommPoint] = []
+    exposed: dict[str, list[list[float]]] = {}
+    beside: dict[str, list[list[float]]] = {}
+    for (op, dtype, bytes_), a, b in zip(measured, ours, theirs, strict=True):
+        waited = [transfers(x.exposed, y.exposed) for x, y in zip(a, b, strict=True)]
+        covered = [transfers(x.beside, y.beside) for x, y in zip(a, b, strict=True)]
+        timed = summary([s for samples in waited for s in samples])
+        points.append(CommPoint(op, dtype, bytes_, timed))
+        if dtype == "fp32" and bytes_ <= LATENCY_BYTES:
+            for pool, samples in ((exposed, waited), (beside, covered)):
+                rounds = pool.setdefault(op, [[] for _ in samples])
+                for into, values in zip(rounds, samples, strict=True):
+                    into += [value - timed.best_s for value in values]
+    return points, {op: Delay(pooled_delay(exposed[op]), pooled_delay(beside[op])) for op in exposed}

@@ -3,12 +3,13 @@ residuals."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from calibration import fits
 from calibration.collectives import steps, wire_factor
-from calibration.comm_bench import RANKS, CommPoint
+from calibration.comm_bench import CommPoint, Delay
+from calibration.comm_steps import RANKS
 from calibration.forms import AttentionForm, RooflineForm
 from calibration.kernel_times import extents
 from calibration.microbench import KernelPoint
@@ -101,8 +102,8 @@ def memory_sections(points: Sequence[KernelPoint]) -> list[Section]:
     return sections
 
 
-def collective_sections(points: Sequence[CommPoint]) -> list[Section]:
-    """One table for each (operation, dtype) on the ranks measured."""
+def collective_sections(points: Sequence[CommPoint], delays: Mapping[str, Delay]) -> list[Section]:
+    """One table for each (operation, dtype) on the ranks measured, with the operation's delays."""
     sections = []
     for (op, dtype), own in _grouped(points, lambda p: (p.op, p.dtype)).items():
         curve = fits.monotone([(p.bytes, p.timed.best_s) for p in own])
@@ -112,6 +113,7 @@ def collective_sections(points: Sequence[CommPoint]) -> list[Section]:
             | {"sigma": _both(fits.curve_sigma(curve, base), own)}
             | {"step_latency_s": _round(curve[0][1] / steps(op, RANKS))}
             | {"bus_bytes_per_s": _round(wire_factor(op, RANKS) / base.seconds_per_unit)}
+            | {"delay_s": _round(delays[op].exposed_s), "delay_beside_s": _round(delays[op].beside_s)}
             | {"points": [[_round(size), _round(t)] for size, t in curve]}
         )
     return sections

@@ -110,7 +110,7 @@ class Profile:
         known = self._comm.get(key)
         if known is None:
             cost = self.fabric.cost(op, bytes_, dtype, geometry, algorithm)
-            known = CommCost(cost.latency_s * self.time_factor, cost.transfer_s * self.time_factor, cost.bus_bytes)
+            known = cost.scaled(self.time_factor)
             self._comm[key] = known
         return known
 

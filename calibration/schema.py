@@ -102,13 +102,17 @@ class MemoryFile(_Kernel):
 
 
 class CollectiveFile(_Sourced):
-    """Inside a node. Points are [bytes of the full tensor, seconds]; the line covers what they do not."""
+    """Inside a node. Points are [bytes of the full tensor, seconds]; the line covers what they do not. `delay_s` and
+    `delay_beside_s`: mean seconds beyond the points that a collective of threads waits for a core, when its ranks wait
+    for it and while they compute (a CPU; 0 where a device runs its own queue)."""
 
     op: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "exchange"]
     dtype: str = "*"
     ranks: Annotated[int, Field(ge=2)]
     step_latency_s: Time
     bus_bytes_per_s: Positive
+    delay_s: Time = 0.0
+    delay_beside_s: Time = 0.0
     points: list[tuple[Positive, Positive]] = []
 
 

@@ -73,7 +73,8 @@ def fabric(file: schema.ProfileFile) -> Fabric:
         launch = part.step_latency_s * steps(part.op, part.ranks)
         line = Line(launch, wire_factor(part.op, part.ranks) / part.bus_bytes_per_s)
         curve = Curve.of(line, part.points)
-        found.append(CollectiveTable(part.op, part.dtype, part.ranks, part.step_latency_s, curve, part.sigma))
+        delays = (part.delay_s, part.delay_beside_s)
+        found.append(CollectiveTable(part.op, part.dtype, part.ranks, part.step_latency_s, curve, part.sigma, *delays))
     if file.network is None:
         return Fabric(tuple(found), None)
     net = file.network

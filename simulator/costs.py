@@ -7,13 +7,12 @@ profile must come from one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
-from calibration.collectives import Geometry
+from calibration.collectives import CommCost, Geometry
 from calibration.profile import Profile
 from plan.ops import OPERATORS
-from plan.program import STREAMS, Block, Instruction, KernelCall
+from plan.program import STREAMS, Block, Comm, Instruction, KernelCall
 from simulator.breakdown import wait_class, work_class
 from simulator.clock import picoseconds
 from simulator.fold import Colour
@@ -27,7 +26,8 @@ class Row(NamedTuple):
     """A priced instruction. `channel` is (role, channel) when other flown ranks must come, else None; `inner` says that
     nobody is waited for, or only ranks that are in step.
 
-    `work`/`wait` are breakdown classes; `own_millicores` and `busy` say what it takes of a CPU node's cores.
+    `work`/`wait` are breakdown classes; `own_millicores` and `busy` say what it takes of a CPU node's cores, and how
+    much longer it takes when every (other) core computes.
     """
 
     local: int
@@ -59,10 +59,13 @@ class Pricer:
 
     def _row(self, local: int, instruction: Instruction, block: Block) -> Row:
         calls = sum(call.count for call in instruction.body)
+        work_s = self._work_s(instruction, block)
+        cost = None if instruction.comm is None else self._comm(instruction.comm)
+        own, busy = self._shares(instruction, work_s) if cost is None else self._comm_shares(cost, work_s)
         return Row(
             local=local,
             stream=STREAM_INDEX[instruction.stream],
-            work_ps=picoseconds(self._work_s(instruction, block)),
+            work_ps=picoseconds(work_s),
             issue_ps=picoseconds(self.profile.host_issue_s(instruction.kind, calls)),
             waits=instruction.waits,
             channel=self._channel(instruction),
@@ -70,8 +73,8 @@ class Pricer:
             sync=instruction.host_sync,
             work=work_class(instruction),
             wait=wait_class(instruction, self.pipelined),
-            own_millicores=self._millicores(instruction),
-            busy=self._busy(instruction.body),
+            own_millicores=own,
+            busy=busy,
         )
 
     def kernel_s(self, call: KernelCall) -> float:
@@ -84,18 +87,16 @@ class Pricer:
     def _work_s(self, instruction: Instruction, block: Block) -> float:
         work = sum(self.kernel_s(call) for call in instruction.body)
         if instruction.comm is not None:
-            work += self._comm_s(instruction)
+            cost = self._comm(instruction.comm)
+            work += cost.seconds + cost.delay_s
         elif instruction.stream in ("h2d", "d2h"):
             work += self.profile.copy_s(
                 instruction.stream, sum(block.buffers[ref].bytes for ref in instruction.writes if ref >= 0)
             )
         return work
 
-    def _comm_s(self, instruction: Instruction) -> float:
-        comm = instruction.comm
-        assert comm is not None
-        cost = self.profile.collective(comm.op, comm.bytes, comm.dtype, self.geometry(comm.role), comm.algorithm)
-        return cost.latency_s + cost.transfer_s
+    def _comm(self, comm: Comm) -> CommCost:
+        return self.profile.collective(comm.op, comm.bytes, comm.dtype, self.geometry(comm.role), comm.algorithm)
 
     def geometry(self, role: str) -> Geometry:
         """Where the group of a role sits; a role without a group is a group of one."""
@@ -113,17 +114,24 @@ class Pricer:
         meeting = None if instruction.comm is None else self.colour.meetings.get(instruction.comm.role)
         return not instruction.host_sync and (meeting is None or meeting.in_step)
 
-    def _millicores(self, instruction: Instruction) -> int:
+    def _shares(self, instruction: Instruction, work_s: float) -> tuple[int, float]:
+        """Millicores of compute, and its slow-down when all other cores compute too: the mean over the kernels,
+        weighted by their time."""
         cores = self.profile.cores
         if cores is None:
-            return 0
-        return millicores(cores.threads_per_rank if instruction.comm is None else cores.communication_demand)
+            return 0, 1.0
+        parts = [
+            (self.kernel_s(call), cores.busy_slowdown.get(OPERATORS[call.op].kind, 1.0)) for call in instruction.body
+        ]
+        busy = sum(time * slow for time, slow in parts) / work_s if work_s > 0 and parts else 1.0
+        return millicores(cores.threads_per_rank), busy
 
-    def _busy(self, body: Iterable[KernelCall]) -> float:
-        """Slow-down when all other cores compute too: the mean over the kernels, weighted by their time."""
+    def _comm_shares(self, cost: CommCost, work_s: float) -> tuple[int, float]:
+        """Millicores of a communicating thread, which uses none while it is delayed, and how much longer it takes when
+        every core computes."""
         cores = self.profile.cores
         if cores is None:
-            return 1.0
-        parts = [(self.kernel_s(call), cores.busy_slowdown.get(OPERATORS[call.op].kind, 1.0)) for call in body]
-        whole = sum(time for time, _ in parts)
-        return sum(time * slow for time, slow in parts) / whole if whole > 0 else 1.0
+            return 0, 1.0
+        used = cores.communication_demand * (cost.seconds / work_s if work_s > 0 else 1.0)
+        beside_s = cost.seconds + max(cost.delay_beside_s, cost.delay_s)
+        return millicores(used), beside_s / work_s if work_s > 0 else 1.0

@@ -84,23 +84,37 @@ def slowed_end(start: int, work: int, windows: Sequence[Window]) -> int:
 
 
 class Node:
-    """The cores of one CPU node, in millicores (integers add up exactly): `demand` is what everything active asks
-    for."""
+    """The cores of one CPU node, in millicores (integers add up exactly): `computing` is what active compute and hosts
+    ask for.
 
-    __slots__ = ("cores", "demand", "devices")
+    Communicating threads sleep most of the time and use little, so that the scheduler lets them in: what compute costs
+    them was measured whole (`busy`), and they share cores only where more threads compute than there are cores.
+    """
+
+    __slots__ = ("computing", "cores", "devices")
 
     def __init__(self, cores: int) -> None:
         self.cores = millicores(cores)
-        self.demand = 0
+        self.computing = 0
         self.devices: list[Device] = []
 
-    def factor(self, own: int, busy: float) -> float:
-        """Slow-down of threads that ask for `own` millicores; `busy` is their measured slow-down (>= 1) when all other
-        cores run."""
-        share = max(1.0, self.demand / self.cores)
-        spare = self.cores - own
-        others = min(1.0, max(0, self.demand - own) / spare) if spare > 0 else 0.0
-        return share * (1.0 + (busy - 1.0) * others)
+    def factor(self, site: Site) -> float:
+        """Slow-down of work at `site`; `site.busy` is its measured slow-down (>= 1) when all other cores compute."""
+        if site.communicates:
+            return self._beside_compute(site)
+        demand = self.computing + self._communicating()
+        spare = self.cores - site.own
+        others = min(1.0, max(0.0, demand - site.own) / spare) if spare > 0 else 0.0
+        return max(1.0, demand / self.cores) * (1.0 + (site.busy - 1.0) * others)
+
+    def _beside_compute(self, site: Site) -> float:
+        load = self.computing / self.cores
+        return max(1.0, load) * (1.0 + (site.busy - 1.0) * min(1.0, load))
+
+    def _communicating(self) -> float:
+        """Millicores that communicating threads use: their work, spread over the time that it takes them."""
+        sites = (site for device in self.devices for _, site in device.active if site.communicates)
+        return sum(site.own * site.many / self._beside_compute(site) for site in sites)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +126,11 @@ class Site:
     own: int = 0
     many: int = 1
     busy: float = 1.0
+
+    @property
+    def communicates(self) -> bool:
+        """Whether a communicating thread runs it: neither compute nor the host."""
+        return self.stream not in (COMPUTE, HOST)
 
 
 class Device:
@@ -130,7 +149,7 @@ class Device:
         """Slow-down of work at `site` by what else is active."""
         row = self.contention.factors[site.stream]
         factor = max((row[at.stream] for other, at in self.active if other is not activity), default=1.0)
-        return factor if self.node is None else factor * self.node.factor(site.own, site.busy)
+        return factor if self.node is None else factor * self.node.factor(site)
 
 
 class Activity:
@@ -152,8 +171,8 @@ class Activity:
         self.since = self.clock.now
         for site in self.sites:
             site.device.active.append((self, site))
-            if site.device.node is not None:
-                site.device.node.demand += site.own * site.many
+            if site.device.node is not None and not site.communicates:
+                site.device.node.computing += site.own * site.many
         self._refresh()
 
     def _refresh(self) -> None:
@@ -185,7 +204,7 @@ class Activity:
             return
         for site in self.sites:
             site.device.active.remove((self, site))
-            if site.device.node is not None:
-                site.device.node.demand -= site.own * site.many
+            if site.device.node is not None and not site.communicates:
+                site.device.node.computing -= site.own * site.many
         self._refresh()
         self.done()

@@ -33,6 +33,8 @@ class FakeProfile:
     alpha_s: float = 3e-6
     bus_bytes_per_s: float = 2e11
     nic_bytes_per_s: float = 2e10
+    delay_s: float = 0.0
+    delay_beside_s: float = 0.0
     factors: Mapping[tuple[str, str], float] = field(default_factory=dict)
     cores: CoreSharing | None = None
     allocator: Allocator = ALLOCATOR
@@ -52,7 +54,8 @@ class FakeProfile:
             return CommCost(0.0, 0.0, 0.0)
         rate = self.bus_bytes_per_s if geometry.nodes == 1 else 8 * self.nic_bytes_per_s / geometry.links
         moved = wire_factor(op, n) * bytes_
-        return CommCost(steps(op, n) * self.alpha_s * self.factor, moved / rate * self.factor, moved)
+        alpha_s = steps(op, n) * self.alpha_s
+        return CommCost(alpha_s, moved / rate, moved, self.delay_s, self.delay_beside_s).scaled(self.factor)
 
     def copy_s(self, kind: str, bytes_: int) -> float:
         return bytes_ / self.nic_bytes_per_s * self.factor

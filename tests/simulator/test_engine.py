@@ -108,8 +108,35 @@ def test_cpu_compute_occupies_the_host_and_communication_does_not() -> None:
     profile = replace(TABLE, cores=CoreSharing(2, 1, 0.5, {}))
     rank = [compute("F", 10), move("all_reduce", "dp", "dp", 6, (0,)), compute("F", 12), compute("STEP", 1, (1,))]
     flight = fly(by_hand(rank, rank, groups={"dp": ((0, 1),)}), cluster_run(2, "cpu"), profile)
-    # 10, then 2 x (1 + 0.5) threads on 2 cores: factor 1.5 for 9 us, in which 6 of the 12 are done
-    assert periods(flight) == [10 + 9 + 6 + 1] * 2
+    # 10, then 2 x (1 + 0.5) threads on 2 cores: compute takes 1.5 times as long for 6 us, in which 4 of the 12 are done
+    assert periods(flight) == [10 + 6 + 8 + 1] * 2
+
+
+def test_a_collective_is_delayed_more_beside_compute_and_uses_no_core_meanwhile() -> None:
+    """6 us of work and 2 us of delay while the ranks wait; beside compute 10 us of delay, in which its threads use no
+    core."""
+    delays = {"delay_s": 2e-6, "delay_beside_s": 10e-6}
+    profile = replace(TABLE, cores=CoreSharing(2, 1, 0.5, {}), **delays)
+    # its threads use 2 x 6 us x 0.5 of a core over 16 us: compute beside takes (2 + 0.375) / 2 times as long
+    slow = 2.375 / 2
+    for beside, expected in (
+        (0, 10 + 8 + 1),
+        (20, 10 + 16 + (20 - 16 / slow) + 1),
+        (8, 10 + 8 * slow + 8 * (1 - 8 * slow / 16) + 1),  # compute is over first; what is left goes on undisturbed
+    ):
+        during = [compute("F", beside)] if beside else []
+        last = compute("STEP", 1, (1,))
+        rank = [compute("F", 10), move("all_reduce", "dp", "dp", 6, (0,)), *during, last]
+        flight = fly(by_hand(rank, rank, groups={"dp": ((0, 1),)}), cluster_run(2, "cpu"), profile)
+        assert flight.periods_ps[0] / US == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_collective_competes_where_more_ranks_compute_than_there_are_cores() -> None:
+    """Four computing ranks on two cores: compute and the collective (9 us on four ranks) take twice as long."""
+    profile = replace(TABLE, cores=CoreSharing(2, 1, 0.0, {}))
+    rank = [compute("F", 10), move("all_reduce", "dp", "dp", 6, (0,)), compute("F", 3), compute("STEP", 1, (1,))]
+    flight = fly(by_hand(*[rank] * 4, groups={"dp": ((0, 1, 2, 3),)}), cluster_run(4, "cpu"), profile)
+    assert periods(flight) == [20 + 6 + (9 - 3) + 2] * 4
 
 
 def test_a_blocked_cpu_host_needs_time_to_wake() -> None:
