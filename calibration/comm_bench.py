@@ -41,7 +41,7 @@ from calibration.comm_steps import (
     transfers,
 )
 from calibration.heap import keep_freed_memory
-from calibration.timing import Timed, summary
+from calibration.timing import Timed, in_turn, summary
 
 SIZES = (64, 1024, 8192, 65_536, 262_144, 1_048_576, 4_194_304, 16_777_216)
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "send")
@@ -114,24 +114,24 @@ def _quiet_s(run: Call, seconds: float) -> float:
     return summary(samples).best_s
 
 
-def _busy(rank: int, run: Call, seconds: float, rounds: int = 4) -> float:
-    """A kernel with both processes computing, over alone: median over alternating rounds."""
-    ratios = []
-    for _ in range(rounds):
+def _busy(rank: int, kernels: dict[str, Call], seconds: float) -> dict[str, float]:
+    """Kernels in turn with both processes computing, over alone, by the threads' own clocks: median over alternating
+    rounds, 1 or more."""
+    runs = [[run] for run in kernels.values()]
+    ratios: list[list[float]] = [[] for _ in runs]
+    for _ in range(ROUNDS):
         dist.barrier()
-        alone = _quiet_s(run, seconds / rounds) if rank == 0 else 0.0
+        alone = in_turn(runs, seconds / ROUNDS, time.thread_time) if rank == 0 else []
         dist.barrier()
-        together = _quiet_s(run, seconds / rounds)
-        ratios.append(together / alone if rank == 0 else 1.0)
-    return max(1.0, summary(ratios).median_s)
+        together = in_turn(runs, seconds / ROUNDS, time.thread_time)
+        for into, one, two in zip(ratios, alone, together, strict=False):
+            into.append(two.best_s / one.best_s)
+    return {name: max(1.0, summary(found or [1.0]).median_s) for name, found in zip(kernels, ratios, strict=True)}
 
 
 def _sharing(rank: int, stream: StreamThread, group: Any, seconds: float) -> Sharing:
     kernels = _kernels()
-    busy = {}
-    for name, run in kernels.items():
-        run()
-        busy[name] = _busy(rank, run, seconds)
+    busy = _busy(rank, kernels, seconds)
     dist.barrier()
     alone = _quiet_s(kernels["gemm"], seconds)
     dist.barrier()
@@ -146,7 +146,7 @@ def _sharing(rank: int, stream: StreamThread, group: Any, seconds: float) -> Sha
     dist.barrier()
     used = time.process_time()
     stamps = [queued.result() for queued in [stream.submit(reduce) for _ in range(20)]]
-    demand = (time.process_time() - used) / (20 * summary([end - start for start, end in stamps]).best_s)
+    demand = (time.process_time() - used) / sum(end - start for start, end in stamps)
     wake_s, handover_s = _wake(stream)
     dist.barrier()
     return Sharing(busy, max(1.0, beside), demand, wake_s, handover_s)

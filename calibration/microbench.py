@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from calibration.heap import keep_freed_memory
-from calibration.timing import Timed, repeat
+from calibration.timing import Timed, in_turn, repeat
 from kernels import registry
 from plan.ops import OPERATORS
 from plan.program import KernelCall
@@ -57,23 +57,20 @@ def _apart(inputs: tuple[object, ...]) -> tuple[object, ...]:
     return tuple(apart)
 
 
-def measure_kernels(
-    calls: Iterable[KernelCall], threads: int, budget_s: float, progress: Callable[[], None] = lambda: None
-) -> list[KernelPoint]:
-    """Time each call for about `budget_s` with `threads` threads, one thread by its own processor clock."""
+def measure_kernels(calls: Iterable[KernelCall], threads: int, budget_s: float) -> list[KernelPoint]:
+    """Time the calls in turn, each for about `budget_s`, with `threads` threads; one thread by its own processor
+    clock."""
     keep_freed_memory()
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     clock = time.thread_time if threads == 1 else time.perf_counter
-    points = []
+    chosen = list(calls)
     try:
         with torch.no_grad():
-            for call in calls:
-                points.append(KernelPoint(call, threads, repeat(prepared(call), budget_s, clock)))
-                progress()
+            timed = in_turn([prepared(call) for call in chosen], budget_s, clock)
     finally:
         torch.set_num_threads(before)
-    return points
+    return [KernelPoint(call, threads, found) for call, found in zip(chosen, timed, strict=True)]
 
 
 def host_costs(instructions: int = 200) -> float:

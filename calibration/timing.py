@@ -4,8 +4,8 @@ undisturbed.
 Two defences against other work on the cores. A kernel on one thread is timed by its thread's processor clock, which
 stands still while another process has the core. What must be timed by the wall (several threads, two processes) keeps
 the samples within `NEAR` of the tenth percentile: other work only ever adds, and a lost time slice adds milliseconds.
-Inputs rotate between several sets, so that a call finds its data out of the nearest caches, as it would inside a
-step.
+Kernels are timed in turn with others (`in_turn`), never one alone in a loop: inside a step a kernel finds the caches
+full of what ran before it, and memory-bound ones then take up to twice as long as in a loop.
 """
 
 from __future__ import annotations
@@ -72,3 +72,28 @@ def repeat(
             index += 1
         samples.append((clock() - begin) / inner)
     return summary(samples)
+
+
+def in_turn(
+    many: Sequence[Sequence[Run]],
+    budget_s: float,
+    clock: Clock = time.perf_counter,
+    least: int = 5,
+    most: int = 40,
+) -> list[Timed]:
+    """Time several calls in turn, each with its own rotation of inputs, for about `budget_s` seconds of the wall each,
+    `least` to `most` samples. One result a call."""
+    for runs in many:
+        for run in runs:
+            run()
+    samples: list[list[float]] = [[] for _ in many]
+    deadline = time.perf_counter() + budget_s * len(many)
+    turn = 0
+    while turn < least or (turn < most and time.perf_counter() < deadline):
+        for runs, found in zip(many, samples, strict=True):
+            run = runs[turn % len(runs)]
+            begin = clock()
+            run()
+            found.append(clock() - begin)
+        turn += 1
+    return [summary(found) for found in samples]

@@ -6,9 +6,10 @@ import time
 import pytest
 
 from calibration import fits
+from calibration.comm_steps import pooled_delay
 from calibration.forms import AttentionForm, RooflineForm, Tile, TileForm
 from calibration.lookup import Curve, Line, Scatter
-from calibration.timing import repeat, summary
+from calibration.timing import in_turn, repeat, summary
 
 
 def test_a_curve_is_exact_at_its_points_and_log_log_between() -> None:
@@ -122,3 +123,17 @@ def test_one_thread_is_timed_by_its_own_clock() -> None:
         time.sleep(2e-3)
 
     assert repeat([sleeps], 0.02, time.thread_time).best_s < 1e-3 < repeat([sleeps], 0.02).best_s
+
+
+def test_calls_in_turn_alternate_and_rotate_their_inputs() -> None:
+    """Each call is warmed up on every input, then they take turns."""
+    order: list[str] = []
+    runs = [[lambda name=name: order.append(name) for name in names] for names in (("a0", "a1"), ("b0",))]
+    timed = in_turn(runs, 0.0, least=3, most=3)
+    assert order == ["a0", "a1", "b0"] + ["a0", "b0", "a1", "b0", "a0", "b0"]
+    assert [t.repetitions for t in timed] == [3, 3]
+
+
+def test_a_delay_is_the_mean_of_a_round_and_a_disturbed_round_does_not_count() -> None:
+    assert pooled_delay([[0.0, 4.0], [1.0, 3.0], [0.0, 90.0], [1.0, 2.0]]) == 2.0
+    assert pooled_delay([[-1.0], [-2.0]]) == 0.0
