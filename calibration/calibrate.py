@@ -35,8 +35,8 @@ Progress = Callable[[str, int, int], None]  # (what is being measured, done, of 
 class Effort:
     """Seconds spent on a point of each class, and how much of the grid is taken (1: all; 16: every sixteenth call)."""
 
-    gemm_s: float = 0.08
-    attention_s: float = 0.08
+    gemm_s: float = 0.06
+    attention_s: float = 0.06
     memory_s: float = 0.025
     rehearsals: int = 3  # of each collective, in each of four rounds
     sharing_s: float = 0.4
