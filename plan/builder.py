@@ -48,6 +48,7 @@ class BlockBuilder:
         self.ports_in: list[PortIn] = []
         self.ports_out: list[PortOut] = []
         self._port_stream: list[Stream] = []
+        self._ports_on: dict[Stream, int] = {}  # bit k: port k is on the stream
         self._port_of: dict[int, int] = {}
         self._clocks: list[_Clock] = []
         self._tail: dict[Stream, int] = {}
@@ -70,6 +71,7 @@ class BlockBuilder:
         """
         buffer = None if spec is None else self.buffer(spec)
         self.ports_in.append(PortIn(name, buffer))
+        self._ports_on[stream] = self._ports_on.get(stream, 0) | 1 << len(self._port_stream)
         self._port_stream.append(stream)
         port = len(self.ports_in) - 1
         if buffer is None:
@@ -157,12 +159,12 @@ class BlockBuilder:
     def _start_clock(self, stream: Stream) -> _Clock:
         if stream in self._tail:
             return self._clocks[self._tail[stream]].copy()
-        return _Clock({}, sum(1 << k for k, s in enumerate(self._port_stream) if s == stream))
+        return _Clock({}, self._ports_on.get(stream, 0))
 
     def _waits(self, stream: Stream, clock: _Clock, needs: list[int], after: tuple[int, ...]) -> tuple[int, ...]:
         """Waits for the needs not yet ordered, latest first so that one wait covers what it implies."""
         # Ports added since this stream's first instruction are known too when they ran on the same stream.
-        clock.ports |= sum(1 << k for k, s in enumerate(self._port_stream) if s == stream)
+        clock.ports |= self._ports_on.get(stream, 0)
         waits: list[int] = []
         for need in sorted({*needs, *after}, reverse=True):
             if need < 0:

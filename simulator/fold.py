@@ -11,7 +11,7 @@ remain and the result is still exact. A folded group keeps its real size and its
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from calibration.collectives import Geometry, Wires
@@ -167,31 +167,37 @@ def _refine(program: StepProgram, places: _Places, shared_nodes: bool) -> list[i
         for rank, node in enumerate(places.node):
             by_node.setdefault(node, []).append(rank)
     while True:
-        views: list[list[object]] = [[shade] for shade in paint]
+        views = [[shade] for shade in paint]
         for role in roles:
             _look(views, paint, role, [g.ranks for g in program.groups[role]])
-        for ranks in by_node.values():
-            shades = tuple(sorted(paint[rank] for rank in ranks))
-            for rank in ranks:
-                views[rank].append(shades)
+        if by_node:
+            _look_around(views, paint, by_node.values())
         finer = _renumber([tuple(view) for view in views])
         if max(finer) == max(paint):
             return finer
         paint = finer
 
 
-def _look(views: list[list[object]], paint: list[int], role: str, groups: Sequence[tuple[int, ...]]) -> None:
+def _look(views: list[list[int]], paint: list[int], role: str, groups: Sequence[tuple[int, ...]]) -> None:
     """Add to each rank's view the colours of those it meets in `role`."""
+    if role not in PIPELINE:
+        _look_around(views, paint, groups)
+        return
     step = 1 if role == "pp_next" else -1
     for ranks in groups:
-        if role in PIPELINE:
-            count = len(ranks)
-            for position, rank in enumerate(ranks):
-                views[rank].append(paint[ranks[(position + step) % count]])
-            continue
-        shades = tuple(sorted(paint[rank] for rank in ranks))
+        count = len(ranks)
+        for position, rank in enumerate(ranks):
+            views[rank].append(paint[ranks[(position + step) % count]])
+
+
+def _look_around(views: list[list[int]], paint: list[int], groups: Iterable[Sequence[int]]) -> None:
+    """Add to each rank's view what colours its group has: a number, equal for equal colours. (The colours themselves
+    would be hashed once a rank, which is the square of the world.)"""
+    numbers: dict[tuple[int, ...], int] = {}
+    for ranks in groups:
+        seen = numbers.setdefault(tuple(sorted(paint[rank] for rank in ranks)), len(numbers))
         for rank in ranks:
-            views[rank].append(shades)
+            views[rank].append(seen)
 
 
 def _renumber(keys: Sequence[object]) -> list[int]:
