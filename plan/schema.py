@@ -27,8 +27,9 @@ NotNegative = Annotated[Number, Field(ge=0)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]
 Dropout = Annotated[Number, Field(ge=0, lt=1)]
 Whole = Annotated[int, BeforeValidator(numbers.integer)]
-Count = Annotated[Whole, Field(ge=1)]
-CountOrZero = Annotated[Whole, Field(ge=0)]
+MOST = 10**12  # of anything that is counted: beyond it the search for a nearest divisor would not end
+Count = Annotated[Whole, Field(ge=1, le=MOST)]
+CountOrZero = Annotated[Whole, Field(ge=0, le=MOST)]
 Gib = Annotated[float, BeforeValidator(numbers.gib), Field(gt=0)]
 Megabytes = Annotated[float, BeforeValidator(numbers.megabytes), Field(gt=0)]
 Microseconds = Annotated[float, BeforeValidator(numbers.microseconds), Field(ge=0)]
@@ -110,7 +111,7 @@ class ClusterSpec(Spec):
     nodes: Annotated[Count | None, Auto] = None
     profile: Annotated[str | None, Auto] = None
     gpu_memory_gib: Annotated[Gib | None, Auto] = None
-    peak_tflops: dict[str, Positive] | None = None
+    peak_tflops: dict[Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8"], Positive] | None = None
     nvlink: LinkSpec
     nics: NicsSpec
     pcie_gb_s: GbPerS
@@ -194,7 +195,7 @@ class OptimizerSpec(Spec):
 
 class TrainSpec(Spec):
     steps: Count = 100
-    seed: CountOrZero = 1234
+    seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 1234
     record_every: Annotated[Count | None, Auto] = None
     eval_every: CountOrZero = 0
 

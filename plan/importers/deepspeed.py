@@ -149,7 +149,11 @@ def _batch(config: dict[str, Any], setting: Setting, ledger: Ledger) -> dict[str
                 f"two batch sizes: {key} {value} in the DeepSpeed JSON and {flag} {other} in the script; make them"
                 " equal"
             )
-    merged = Batch(given.train or setting.train, given.micro or setting.micro, given.accumulation)
+    merged = Batch(
+        setting.train if given.train is None else given.train,
+        setting.micro if given.micro is None else given.micro,
+        given.accumulation,
+    )
     if merged.train is None and merged.micro is None and not setting.script:
         state = "open" if config.get("__auto_batch") else "not given, which DeepSpeed refuses"
         ledger.warn(

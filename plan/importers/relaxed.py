@@ -18,6 +18,7 @@ WORDS = {"True": "true", "False": "false", "None": "null"}
 
 def read_json(text: str, where: str) -> dict[str, Any]:
     """The object in a relaxed JSON text. Raises `InputError` with line and column of what cannot be read."""
+    text = text.removeprefix("\ufeff")  # Windows editors begin a file with it
     if not text.strip():
         raise InputError(f"{where} is empty; a JSON object was expected")
     try:
@@ -28,6 +29,11 @@ def read_json(text: str, where: str) -> dict[str, Any]:
         )
     except json.JSONDecodeError as error:
         raise InputError(f"{where} is not JSON: {error.msg} (line {error.lineno}, column {error.colno})") from None
+    except RecursionError:
+        raise InputError(f"{where} nests lists or objects too deeply to be read") from None
+    except ValueError as error:  # a number of thousands of digits
+        said = str(error).partition("; use sys.")[0]
+        raise InputError(f"{where} holds a value that cannot be read: {said}") from None
     if not isinstance(value, dict):
         raise InputError(f"{where} holds a {type(value).__name__}; a JSON object was expected")
     return value

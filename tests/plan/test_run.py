@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plan.errors import EXIT_INPUT, InputError
+from plan.files import parse_yaml
 from plan.run import Run, Train, canonical_json, load
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
@@ -149,6 +150,16 @@ def test_missing_sections_show_an_example() -> None:
         (b"model: [1\n", "is not valid YAML"),
         (b"plan: {a: 1}\nplan: {b: 2}\n", "key 'plan' is given twice (line 2, column 1)"),
         (b"\xff\xfe", "is not text: byte 0 is not UTF-8"),
+        (b"model: {layers: !!int many}\n", "holds a value that cannot be read: invalid literal"),
+        (b"model: {layers: !!bool many}\n", "a tag does not fit its value"),
+        (b"model: {layers: " + b"9" * 5000 + b"}\n", "Exceeds the limit (4300 digits)"),
+        (b"model: " + b"{a: " * 950 + b"1" + b"}" * 950, "nests lists or mappings too deeply"),
+        (b"model: &a [*a]\n", "an alias stands inside itself"),
+        (
+            b"a: &a [x, x, x, x, x, x, x, x, x]\n"
+            + b"".join(b"%c: &%c [%s]\n" % (n, n, b", ".join([b"*%c" % (n - 1)] * 9)) for n in b"bcdefgh"),
+            "aliases written out are more than 1,000,000 values",
+        ),
     ],
 )
 def test_an_unreadable_file_is_one_sentence(tmp_path: Path, content: bytes, sentence: str) -> None:
@@ -193,6 +204,23 @@ def test_5e8_is_a_number_wherever_a_number_is_asked_for(tmp_path: Path) -> None:
     path.write_text("model: gpt2-124m\ncluster: dgx-h100\nplan: {}\nbudget: {tokens: 5e8}\ntrain: {steps: 1_000}\n")
     run = load(path)
     assert (run.budget.tokens, run.train.steps) == (500_000_000, 1000)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("010", "010"), ("1:30", "1:30"), ("0x10", "0x10"), ("2026-01-02", "2026-01-02"), ("1_0", 10)]
+)
+def test_numbers_of_a_file_are_decimal(text: str, value: object) -> None:
+    """YAML 1.1 reads 8, 90, 16 and a date."""
+    assert parse_yaml(text, "here") == value
+
+
+def test_ten_layers_are_not_eight() -> None:
+    assert load({"model": "gpt2-124m", "cluster": "dgx-h100", "plan": {}}, ["model.layers=010"]).model.layers == 10
+
+
+def test_a_peak_of_a_precision_that_does_not_exist() -> None:
+    raw = {"model": "gpt2-124m", "cluster": {"preset": "dgx-h100", "peak_tflops": {"bf15": 10}}, "plan": {}}
+    assert any("cluster.peak_tflops.bf15" in problem for problem in problems_of(raw))
 
 
 def test_equal_runs_have_equal_canonical_text() -> None:

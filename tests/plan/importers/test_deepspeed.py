@@ -41,6 +41,8 @@ def test_json_as_people_write_it() -> None:
         ('{\n"a": $SIZE}', "x.json line 2: $SIZE is a shell variable"),
         ('{"a": 1, "a": 2}', "the key 'a' stands twice, with 1 and 2"),
         ('{"a": NaN}', "NaN"),
+        ('{"a": ' + "[" * 100_000, "nests lists or objects too deeply"),
+        ('{"a": ' + "9" * 5000 + "}", "Exceeds the limit (4300 digits)"),
     ],
 )
 def test_unreadable_json_names_the_place(text: str, complaint: str) -> None:
@@ -197,6 +199,15 @@ def beside(folder: Path, text: dict[str, Any], flags: str) -> Any:
     """A Megatron-DeepSpeed script with its JSON in the same folder, on eight GPUs."""
     (folder / "ds.json").write_text(json.dumps(text))
     return imported(folder, script(f"--deepspeed --deepspeed_config ds.json {flags}"), cluster="dgx-a100-80gb")
+
+
+def test_a_batch_of_zero_is_no_missing_batch(tmp_path: Path) -> None:
+    result = imported(tmp_path, '{"train_batch_size": 0}', "ds.json", nodes=1, model="gpt2-124m")
+    assert any("batch sizes must be at least 1: train_batch_size 0" in problem for problem in result.problems)
+
+
+def test_a_byte_order_mark_is_no_content() -> None:
+    assert read_json('\ufeff{"a": 1}', "x.json") == {"a": 1}
 
 
 def test_json_and_script_disagree_on_the_batch(tmp_path: Path) -> None:
