@@ -12,10 +12,29 @@ from plan.layout import layout_problems
 from plan.nearest import divisors, nearest_number
 from plan.run import Run
 
+MAXIMUM_GPUS = 1 << 20
+MAXIMUM_LAYERS = 10_000
+MAXIMUM_CALLS = 250_000  # micro-batches · stages: a forward and a backward call each, some 16 kB
+
 
 def check(run: Run) -> tuple[list[str], list[str]]:
     """(illegal, unsupported): every sentence of every rule."""
     return [problem for rule in RULES for problem in rule(run)], supported.problems(run)
+
+
+def size(run: Run) -> Iterator[str]:
+    """What a step program can hold: a forecast ends in about half a minute and 4 GB, or does not begin."""
+    plan, gpus, layers = run.plan, run.cluster.gpus, run.model.layers
+    if gpus > MAXIMUM_GPUS:
+        yield f"the cluster has {gpus} GPUs; a program is made for at most {MAXIMUM_GPUS}"
+    if layers > MAXIMUM_LAYERS:
+        yield f"model.layers is {layers}; a program is made for at most {MAXIMUM_LAYERS}"
+    if plan.microbatches * plan.stages > MAXIMUM_CALLS:
+        most = max(1, MAXIMUM_CALLS // plan.stages) * plan.micro_batch_size * plan.data_parallel
+        yield (
+            f"a step of {plan.microbatches} micro-batches over {plan.stages} stages is more than a program is made "
+            f"for, {MAXIMUM_CALLS} micro-batches · stages; nearest: global_batch_size {most}, or a larger micro_batch_size"
+        )
 
 
 def world_size(run: Run) -> Iterator[str]:
@@ -74,7 +93,8 @@ def batch(run: Run) -> Iterator[str]:
         d for d in divisors(plan.global_batch_size) if plan.global_batch_size % (d * plan.micro_batch_size) == 0
     ]
     if replicas:
-        repairs.append(f"data_parallel {nearest_number(plan.data_parallel, replicas)}")
+        near = nearest_number(plan.data_parallel, replicas)
+        repairs.append(f"data_parallel {near} (on {plan.world // plan.data_parallel * near} GPUs)")
     yield (
         f"batch: {plan.global_batch_size} != {plan.micro_batch_size} × {ratio:.4g} × {plan.data_parallel} "
         "(global_batch_size = micro_batch_size × micro-batches × data_parallel, and micro-batches must be whole); "
@@ -247,6 +267,7 @@ def optimizer(run: Run) -> Iterator[str]:
 
 
 RULES: tuple[Callable[[Run], Iterator[str]], ...] = (
+    size,
     world_size,
     batch,
     heads,

@@ -77,6 +77,12 @@ FEATURES: tuple[Feature, ...] = (
         (1,),
         "loss_chunks: 1, or tensor_parallel: 1",
     ),
+    Feature(
+        "cluster.fabric.oversubscription",
+        lambda run: run.cluster.fabric.oversubscription,
+        (1.0,),
+        "oversubscription: 1.0, or nics.bandwidth_gb_s at the share that reaches the spine",
+    ),
     Feature("plan.communication.order", lambda run: run.plan.communication.order, ("auto",), "order: auto"),
 )
 

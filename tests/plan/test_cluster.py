@@ -16,7 +16,7 @@ NUMBERS = {
     "nics": {"count": 8, "bandwidth_gb_s": "200 Gb/s", "latency_us": "5 us"},
     "pcie_gb_s": 25,
     "host": {"cores": 128, "memory_gib": "1 TiB"},
-    "fabric": {"kind": "fat-tree", "oversubscription": 2},
+    "fabric": {"kind": "fat-tree", "oversubscription": 1},
 }
 
 
@@ -28,7 +28,7 @@ def test_a_cluster_is_written_in_numbers() -> None:
     cluster = cluster_of(NUMBERS)
     assert (cluster.gpus, cluster.nodes, cluster.profile, cluster.gpu_memory_gib) == (1024, 128, "a100-80gb", 79.15)
     assert (cluster.nics.bandwidth_gb_s, cluster.nics.latency_us, cluster.host.memory_gib) == (25, 5, 1024)
-    assert cluster.fabric.oversubscription == 2
+    assert (cluster.fabric.kind, cluster.fabric.oversubscription) == ("fat-tree", 1)
 
 
 def test_gpus_instead_of_nodes_leaves_a_partial_last_node() -> None:

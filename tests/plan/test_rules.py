@@ -98,6 +98,15 @@ attention dropout in a fused kernel:
 loss chunks:
   over: {plan: {loss_chunks: 3}}
   says: ["loss_chunks 3 does not divide the 64 tokens", "nearest 2"]
+more micro-batches than a program is made for:
+  over: {plan: {global_batch_size: 16_000_000}}
+  says: ["1000000 micro-batches over 1 stages", "nearest: global_batch_size 4000000"]
+more layers than a program is made for:
+  over: {model: {layers: 20_000}}
+  says: ["model.layers is 20000", "at most 10000"]
+more GPUs than a program is made for:
+  over: {cluster: {nodes: 200_000}}
+  says: ["1600000 GPUs", "at most 1048576"]
 more recomputed layers than layers:
   over: {plan: {recompute: {layers: 81}}}
   says: ["recompute layers 81 is more than the model's 80"]
@@ -160,6 +169,11 @@ def test_what_is_not_yet_forecast_says_so_and_names_the_nearest_plan(sentence: s
     assert [p.partition(" is not yet forecast; nearest supported: ")[0] for p in caught.value.problems] == [sentence]
 
 
+def test_an_oversubscribed_fabric_is_not_forecast_as_a_full_one() -> None:
+    with pytest.raises(NotYetForecast, match=r"cluster.fabric.oversubscription 4.* nics.bandwidth_gb_s at the share"):
+        load(merge(BASE, {"cluster": {"fabric": {"oversubscription": 4}}}))
+
+
 def test_illegal_and_not_yet_forecast_come_together_as_wrong_input() -> None:
     problems = problems_of({"plan": {"tensor_parallel": 3, "precision": "fp8"}})
     assert len(problems) == 3  # 16 % 3 ranks, 16 % 3 heads, fp8
@@ -193,5 +207,7 @@ def test_nearest_plans_are_legal_themselves() -> None:
 
 
 def test_absurdly_large_numbers_are_answered_at_once() -> None:
-    plan = {"pipeline_parallel": 7, "virtual_pipeline": 11, "global_batch_size": 10**12 + 39, "pipeline_layout": "even"}
-    assert len(problems_of({"model": {"layers": 10**12}, "plan": plan})) == 3
+    plan = {"pipeline_parallel": 7, "virtual_pipeline": 11, "global_batch_size": 10**12 - 11, "pipeline_layout": "even"}
+    assert len(problems_of({"model": {"layers": 10**12}, "plan": plan})) == 5
+    (problem,) = problems_of({"plan": {"global_batch_size": 10**30}})
+    assert "at most 1000000000000" in problem
