@@ -70,7 +70,8 @@ def model_section(config: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     )
     model: dict[str, Any] = {"name": str(config.get("_name_or_path") or kind), **shape, "seq_length": length}
     model |= _family(kind, config, model, ledger)
-    model["kv_heads"] = _whole(config, "kv_heads", ledger) or (1 if config.get("multi_query") else shape["heads"])
+    groups = _whole(config, "kv_heads", ledger)
+    model["kv_heads"] = (1 if config.get("multi_query") else shape["heads"]) if groups is None else groups
     if (width := _whole(config, "head_dim", ledger)) is not None:
         model["head_dim"] = width
     elif kind == "qwen3":
@@ -215,7 +216,7 @@ def rope(config: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
 
 
 def _object(config: Mapping[str, Any], key: str, ledger: Ledger) -> Mapping[str, Any]:
-    value = config.get(key) or {}
+    value = {} if config.get(key) is None else config[key]
     if isinstance(value, Mapping):
         return value
     ledger.problem(f"{key} is {value!r}, but must be an object")
@@ -228,7 +229,18 @@ def _unsupported(kind: str, config: Mapping[str, Any], length: int, ledger: Ledg
         ledger.not_yet(f"mixture of experts ({experts} experts)", "the dense model of the same shape")
     if kind == "qwen3":
         ledger.not_yet("qwen3's norms on queries and keys", "a llama or qwen2 configuration")
+    if config.get("kv_lora_rank"):
+        ledger.not_yet(
+            f"latent attention (kv_lora_rank {config['kv_lora_rank']})", "grouped-query attention of the same heads"
+        )
+    if config.get("quantization_config") is not None:
+        ledger.not_yet("quantized weights (quantization_config)", "the bf16 model, without quantization_config")
+    kinds = config.get("layer_types")
+    others = [] if not isinstance(kinds, list) else sorted({str(k) for k in kinds} - {"full_attention"})
     window = config.get("sliding_window")
+    if others and not (others == ["sliding_attention"] and isinstance(window, int) and window >= length):
+        ledger.not_yet(f"layers of {', '.join(others)} (layer_types)", "full_attention in every layer")
+        return
     used = config.get("use_sliding_window", kind not in ("qwen2", "qwen3"))
     if window and used and window < length:
         ledger.not_yet(

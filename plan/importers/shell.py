@@ -28,6 +28,7 @@ from plan.importers.slurm import slurm_variables
 SHELLS = frozenset({"bash", "sh", "/bin/bash", "/bin/sh"})
 ENVIRONMENT_FILES = re.compile(r"(\bactivate$|bashrc$|bash_profile$|\.profile$|/etc/profile|conda\.sh$|/etc/bashrc)")
 MAXIMUM_DEPTH = 40
+MAXIMUM_STEPS = 100_000
 
 
 def read_script(text: str, variables: Mapping[str, str] | None = None) -> Script:
@@ -54,6 +55,7 @@ class _Walk:
         self.functions: dict[str, list[Node]] = {}
         self.depth = 0
         self.unknown_conditions = 0
+        self.steps = 0
 
     def run(self, nodes: list[Node]) -> bool | None:
         status: bool | None = True
@@ -62,6 +64,9 @@ class _Walk:
         return status
 
     def node(self, node: Node) -> bool | None:
+        self.steps += 1
+        if self.steps > MAXIMUM_STEPS:  # loops in loops, a function that calls itself twice
+            raise InputError(f"the script runs more than {MAXIMUM_STEPS:,} commands; keep the one to import")
         match node:
             case Simple():
                 return self.simple(node)
@@ -139,7 +144,7 @@ class _Walk:
         if any(self.expander.why(item) for item in items):
             self.either_way([node.body, []], f"the loop in line {node.line}")
             return
-        for item in items[:1000]:
+        for item in items:
             self.expander.variables[node.name] = item
             self.run(node.body)
 

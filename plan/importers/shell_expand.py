@@ -18,6 +18,7 @@ Value = str | list[str]
 OPAQUE = re.compile("\ue000(\\d+)\ue001")
 SHELL_OWN = frozenset({"RANDOM", "SECONDS", "HOSTNAME", "PWD", "HOME", "USER", "UID", "PPID"})
 """Variables the shell itself sets: known to exist, not known in value."""
+MAXIMUM_LENGTH = 1_000_000
 NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
 
 
@@ -131,6 +132,7 @@ class _Walk:
         self.done: list[str] = []
         self.current: list[str] = []
         self.started = False
+        self.length = 0
 
     def joined(self) -> str:
         self.fields()
@@ -156,6 +158,9 @@ class _Walk:
         return self.done
 
     def _literal(self, text: str) -> None:
+        self.length += len(text)
+        if self.length > MAXIMUM_LENGTH:  # A=$A$A, some thirty times
+            raise InputError(f"{self.raw[:60]!r} expands to more than {MAXIMUM_LENGTH:,} characters")
         self.current.append(text)
         self.started = True
 

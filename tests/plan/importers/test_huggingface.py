@@ -115,6 +115,9 @@ def test_qwen2_biases_qkv_alone() -> None:
         ({"model_type": "t5", "hidden_act": "relu"}, "model_type 't5'"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope scaling of type yarn"),
         ({"attention_bias": True}, "attention_bias true with mlp_bias false"),
+        ({"model_type": "deepseek_v3", "kv_lora_rank": 512}, "latent attention (kv_lora_rank 512)"),
+        ({"quantization_config": {"bits": 4}}, "quantized weights"),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, "layers of sliding_attention (layer_types)"),
     ],
 )
 def test_what_the_model_cannot_express(change: dict[str, Any], words: str) -> None:
@@ -122,6 +125,12 @@ def test_what_the_model_cannot_express(change: dict[str, Any], words: str) -> No
     ledger = Ledger()
     model_section(LLAMA | change, ledger)
     assert any(words in sentence for sentence in ledger.not_forecast)
+
+
+def test_no_kv_heads_is_not_all_heads() -> None:
+    """Zero is a wrong number, and null means one a head."""
+    assert model_section(LLAMA | {"num_key_value_heads": 0}, Ledger())["kv_heads"] == 0
+    assert model_section(LLAMA | {"num_key_value_heads": None}, Ledger())["kv_heads"] == LLAMA["num_attention_heads"]
 
 
 def test_missing_shape_keys_are_problems() -> None:
