@@ -57,7 +57,7 @@ def report(
         memory=_memory(run, profile, flight),
         time=TimeShares(**flight.breakdown),
         cost=cost_of(step, steps, gpus, run.price_per_gpu_hour),
-        warnings=(*warnings, *coverage.warnings(program, profile)),
+        warnings=(*warnings, *_doubts(run, profile, hardware_tflops, peak), *coverage.warnings(program, profile)),
         notes=tuple(notes),
         not_modelled=tuple(NOT_MODELLED),
         run=run.to_dict(),
@@ -65,6 +65,20 @@ def report(
         profile_hash=profile_hash(profile),
         program_hash=program.hash,
     )
+
+
+def _doubts(run: Run, profile: Profile, hardware_tflops: float, peak: float | None) -> list[str]:
+    """What about these prices cannot be right, or is not what the plan asks for."""
+    found = []
+    if peak is not None and hardware_tflops > peak:
+        found.append(
+            f"{hardware_tflops:.4g} TFLOP/s a GPU is above the peak of {peak:g} at {run.plan.precision}: profile "
+            f"{profile.name} has too little measured at that precision, and the step is forecast too fast"
+        )
+    priced = profile.file.versions.get("kernels", "eager" if run.cluster.device == "cpu" else "compiled")
+    if run.plan.kernels != priced:
+        found.append(f"plan.kernels {run.plan.kernels}: profile {profile.name} prices every operator as {priced}")
+    return found
 
 
 def profile_hash(profile: Profile) -> str:

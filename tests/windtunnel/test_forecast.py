@@ -49,6 +49,18 @@ def test_a_plan_that_does_not_fit_is_exit_1(forecast: Call) -> None:
     assert not forecast("--set", "cluster.gpu_memory_gib=0.0001", "--json").json["memory"]["fits"]
 
 
+def test_a_forecast_above_the_peak_says_so(forecast: Call) -> None:
+    found = forecast("--json", "--set", "cluster.peak_tflops={fp32: 1.0e-9}").json
+    assert found["hfu"] > 1
+    assert "TFLOP/s a GPU is above the peak of 1e-09 at fp32" in found["warnings"][0]
+
+
+def test_kernels_that_the_profile_does_not_price_are_named(forecast: Call) -> None:
+    said = "plan.kernels triton: profile"
+    assert any(said in text for text in forecast("--json", "--set", "plan.kernels=triton").json["warnings"])
+    assert not any("plan.kernels" in text for text in forecast("--json").json["warnings"])
+
+
 def test_recompute_counts_in_hfu_and_not_in_mfu(forecast: Call) -> None:
     found = forecast("--json", plan={"recompute": "full"}).json
     assert found["hfu"] > found["mfu"]
