@@ -33,7 +33,8 @@ def size(run: Run) -> Iterator[str]:
         most = max(1, MAXIMUM_CALLS // plan.stages) * plan.micro_batch_size * plan.data_parallel
         yield (
             f"a step of {plan.microbatches} micro-batches over {plan.stages} stages is more than a program is made "
-            f"for, {MAXIMUM_CALLS} micro-batches · stages; nearest: global_batch_size {most}, or a larger micro_batch_size"
+            f"for, {MAXIMUM_CALLS} micro-batches · stages; nearest: global_batch_size {most}, or a larger "
+            "micro_batch_size"
         )
 
 
