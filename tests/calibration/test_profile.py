@@ -38,8 +38,17 @@ def every_time(profile: Profile) -> list[float]:
     kernels = [NORM, GEMM, KernelCall("gemm", (96, 128, 500), "bf16", "nn", 3), KernelCall("adamw", (10**6,), "fp32"),
                KernelCall("attention_forward", (1, 8, 8, 512, 64), "bf16")]  # fmt: skip
     times = [profile.kernel_s(call) for call in kernels]
+    times += [costs[3].delay_s, costs[3].delay_beside_s]
     times += [profile.host_issue_s("F", 4), profile.host_issue_s("AR", 0), profile.copy_s("h2d", 10**6)]
     return times + [part for cost in costs for part in (cost.latency_s, cost.transfer_s)]
+
+
+def test_the_delays_of_a_pair_are_those_of_its_table(small: Profile) -> None:
+    """On top of the time, not in it; tables that give none have none."""
+    pair, group = small.transfer(2**20, same_node=True), small.collective("all_gather", 2**20, "bf16", Geometry(8))
+    assert (pair.delay_s, pair.delay_beside_s) == (1e-5, 3e-5)
+    assert pair.seconds == pytest.approx(2e-6 + 2**20 / 2e11)
+    assert (group.delay_s, group.delay_beside_s) == (0.0, 0.0)
 
 
 def test_a_measured_gemm_point_is_returned_exactly(small: Profile) -> None:
