@@ -72,8 +72,10 @@ _SHORT_PATH = (
     and triton.__version__.startswith("3.6.")
     and hasattr(torch._C, "_cuda_getCurrentRawStream")
 )
-"""Whether `direct` may call compiled kernels itself: it relies on `CompiledKernel.run` as Triton 3.6 has it. Asked for by
-WINDTUNNEL_SHORT_LAUNCH=1 until this form of it has run on a GPU: so far it has been tested with a stand-in launcher."""
+"""Whether `direct` may call compiled kernels itself: it relies on `CompiledKernel.run` as Triton 3.6 has it.
+
+Asked for by WINDTUNNEL_SHORT_LAUNCH=1 until this form of it has run on a GPU: so far a stand-in launcher tested it.
+"""
 
 
 class _Direct:
