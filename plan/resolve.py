@@ -185,7 +185,8 @@ def _size(spec: ClusterSpec, plan: PlanSpec) -> tuple[int, int, int, list[str]]:
     model_parallel = plan.tensor_parallel * plan.context_parallel * plan.pipeline_parallel
     if spec.device == "cpu":
         gpus = spec.gpus or model_parallel * (plan.data_parallel or 1)
-        return gpus, gpus, 1, []
+        several = f"cluster.nodes is {spec.nodes}, but a cpu cluster is this machine: one node; leave it out"
+        return gpus, gpus, 1, [several] if spec.nodes not in (None, 1) else []
     per_node = spec.gpus_per_node or min(8, spec.gpus or 8)
     gpus = spec.gpus or per_node * (spec.nodes or 1)
     nodes = -(-gpus // per_node)

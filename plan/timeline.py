@@ -17,6 +17,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -244,7 +245,7 @@ def load(path: str | Path) -> Timeline:
             content = json.loads(stream.read())
     except FileNotFoundError:
         raise InputError(f"timeline {path} does not exist") from None
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
         raise InputError(f"timeline {path} is not a gzipped JSON file: {error}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT or content.get("version") != VERSION:
         found = content.get("format") if isinstance(content, dict) else type(content).__name__

@@ -65,8 +65,29 @@ def fly(run: RunLike, overrides: Sequence[str] = (), *, profile: Any = None, unf
             f"profile {priced.name} is of a {priced.device} device and cluster {run.cluster.name} has "
             f"{run.cluster.device} devices; name a profile of the cluster's device with --profile or cluster.profile"
         )
+    _priced_links(run, priced)
     program = compile_run(run)
-    return Flown(run, program, priced, simulate(program, run, priced, unfold=unfold))
+    try:
+        return Flown(run, program, priced, simulate(program, run, priced, unfold=unfold))
+    except OverflowError:
+        raise InputError(
+            f"the step takes longer than any time that can be told: a rate in profile {priced.name} or a bandwidth of "
+            f"cluster {run.cluster.name} is next to zero"
+        ) from None
+
+
+def _priced_links(run: Run, profile: Any) -> None:
+    """Raises InputError for communication that a profile file has no entry for: it would cost nothing."""
+    file = getattr(profile, "file", None)
+    if file is None or run.plan.world == 1:
+        return
+    missing = [] if file.collectives else ["collectives"]
+    missing += ["network"] if run.cluster.nodes > 1 and file.network is None else []
+    if missing:
+        raise InputError(
+            f"profile {profile.name} has no entry for {' nor '.join(missing)}, and the run has {run.plan.world} ranks "
+            f"on {run.cluster.nodes} nodes; name a profile that has, with --profile or cluster.profile"
+        )
 
 
 def forecast(run: RunLike, overrides: Sequence[str] = (), *, profile: Any = None, flops: str = "exact") -> Forecast:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -67,6 +69,13 @@ def measure_device(device: str, path: Path | None, base: str, kernels: str, prog
 def _check_target(path: Path | None, name: str) -> None:
     if path is not None and path.is_dir():
         raise InputError(f"{path} is a folder; give the profile file to write, such as {path / name}.yaml")
+    try:  # before a minute is spent on measuring
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not os.access(path if path.exists() else path.parent, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise _unwritten(path, error) from None
 
 
 def _needs(error: ModuleNotFoundError) -> InputError:

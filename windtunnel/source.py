@@ -42,6 +42,9 @@ class RunSource:
         """The sections of a run file that RUN and the options mean, before `--set`."""
         if self.nodes is not None and self.nodes < 1:
             raise InputError(f"--nodes {self.nodes}: give at least 1")
+        is_run = self.path == "-" or Path(self.path).suffix.lower() in YAML
+        if self.variables and is_run:
+            raise InputError(f"--var {self.variables[0]}: only a launch script has variables, and {self.path} is none")
         if self.path == "-":
             return self._with_options(_from_stdin())
         if Path(self.path).suffix.lower() in YAML:

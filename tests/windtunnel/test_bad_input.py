@@ -1,5 +1,6 @@
 """Wrong input: a sentence for each problem, exit 2, never a traceback, and the same under --json."""
 
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,11 +111,22 @@ def test_compare_with_files_that_are_no_timelines(tmp_path: Path, run_file: Call
     assert wt("compare", tmp_path / "a.json.gz", path).code == 2
 
 
+@pytest.mark.parametrize("content", [gzip.compress(b"[" * 200_000), gzip.compress(b"x" * 999)[:-9] + b"?" * 9])
+def test_compare_with_damaged_timelines(content: bytes, tmp_path: Path, wt: Call) -> None:
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(content)
+    called = wt("compare", path, path)
+    assert called.code == 2
+    assert "is not a gzipped JSON file" in called.err
+
+
 def test_a_device_that_cannot_be_calibrated(tmp_path: Path, wt: Call) -> None:
     assert "--device tpu: it must be one of cpu, cuda" in wt("calibrate", "--device", "tpu").err
     assert "did you mean 'triton'" in wt("calibrate", "--device", "cuda", "--kernels", "tritn").err
     assert "did you mean 'h200" in wt("calibrate", "--device", "cuda", "--base", "h20").err
     assert "is a folder" in wt("calibrate", "--output", tmp_path).err
+    (tmp_path / "file").write_text("")
+    assert "cannot be written to" in wt("calibrate", "--output", tmp_path / "file" / "p.yaml").err
 
 
 def test_a_forecast_without_a_profile_names_calibrate(
@@ -139,6 +151,25 @@ def test_numbers_that_are_none_in_a_profile_are_named_by_path(tmp_path: Path, ru
     problems = wt("forecast", run_file(), "--profile", path, "--json").json["error"]["problems"]
     assert any("gemm[0].form.flops_per_s: nan" in problem for problem in problems)
     assert sum("bus_bytes_per_s: -1" in problem for problem in problems) == 4
+
+
+def test_communication_that_a_profile_does_not_price_is_not_free(tmp_path: Path, run_file: Call, wt: Call) -> None:
+    path = profile_file(tmp_path / "p.yaml", collectives=[])
+    called = wt("forecast", run_file(), "--profile", path)
+    assert called.code == 2
+    assert "has no entry for collectives, and the run has 2 ranks on 1 nodes" in called.err
+
+
+def test_a_step_longer_than_any_time(tmp_path: Path, run_file: Call, wt: Call) -> None:
+    called = wt("forecast", run_file(), "--profile", profile_file(tmp_path / "p.yaml", gemm_flops_per_s=1e-300))
+    assert called.code == 2
+    assert "profile test" in called.err
+    assert "next to zero" in called.err
+
+
+def test_options_that_would_do_nothing(run_file: Call, wt: Call) -> None:
+    assert "only a launch script has variables" in wt("program", run_file(), "--var", "N=1").err
+    assert "cluster.nodes is 2, but a cpu cluster is this machine" in wt("program", run_file(), "--nodes", 2).err
 
 
 def test_an_unknown_profile_names_the_nearest(run_file: Call, wt: Call) -> None:
