@@ -5,6 +5,7 @@ pydantic and rich for a forecast, torch only for training and calibrating). Exit
 "no", 2 the input is wrong, 3 a fault of ours.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -52,6 +53,9 @@ root.__doc__ = HELP
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `windtunnel` command; exits the process."""
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # started with it closed: `windtunnel … >&-`
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # an ASCII terminal prints ? for ·, and never a traceback

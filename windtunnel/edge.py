@@ -5,6 +5,7 @@
 else is a fault of ours: one line, exit 3, and the traceback when WINDTUNNEL_DEBUG is set.
 """
 
+import errno
 import functools
 import json
 import os
@@ -48,6 +49,12 @@ def outcome(action: Callable[[], int | None], as_json: bool) -> int:
         return 130
     except typer.Exit:
         raise
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            return _fault(error, as_json)
+        broken_pipe()  # what is left in stdout's buffer has nowhere to go
+        report([f"the output cannot be written: {error.strerror}"], False)
+        return 2
     except Exception as error:
         return _fault(error, as_json)
 

@@ -104,6 +104,23 @@ def test_a_reader_that_goes_away_is_not_an_error() -> None:
     assert len(done.stdout.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("streams", "code", "said"),
+    [
+        (">&-", 0, ""),
+        ("2>&-", 0, ""),
+        ("<&-", 0, ""),
+        ("> /dev/full", 2, "error: the output cannot be written: No space left on device\n"),
+    ],
+)
+def test_streams_that_are_closed_or_full(streams: str, code: int, said: str) -> None:
+    command = f"{sys.executable} -m windtunnel program examples/cpu-tp2.yaml {streams}"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    assert (done.returncode, done.stderr) == (code, said)
+
+
 def test_an_ascii_terminal_gets_question_marks_and_no_traceback() -> None:
     code = "from windtunnel.cli import main; main(['program', 'examples/cpu-tp2.yaml'])"
     done = python(code, PYTHONIOENCODING="ascii")
