@@ -84,7 +84,9 @@ def open_data(run: Run) -> TokenFile:
     path = builtin_file() if run.data.path == "builtin" else Path(run.data.path)
     try:
         tokens = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
+        if not isinstance(tokens, np.ndarray):
+            raise ValueError("an archive of several arrays")
+    except (OSError, ValueError, EOFError) as error:
         raise InputError(
             f"data.path {path} is not a token file ({error}); give a .npy file of integers, or builtin"
         ) from None

@@ -174,6 +174,9 @@ def _leave(path: Path, text: str) -> None:
 
 
 if __name__ == "__main__":
-    code = main(Path(sys.argv[1]))
+    try:
+        code = main(Path(sys.argv[1]))
+    except KeyboardInterrupt:  # the launcher says that the job was stopped
+        code = 130
     sys.stderr.flush()
     os._exit(code)  # a failed job leaves threads that wait for ranks that are gone

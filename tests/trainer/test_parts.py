@@ -47,7 +47,15 @@ def test_the_builtin_text_is_python_source() -> None:
 def test_data_that_cannot_be_used_is_refused_with_the_reason(tmp_path: Path) -> None:
     np.save(tmp_path / "floats.npy", np.zeros(100))
     np.save(tmp_path / "short.npy", np.zeros(3, np.uint8))
-    for name, reason in (("absent.npy", "not a token file"), ("floats.npy", "integers"), ("short.npy", "needs 17")):
+    np.savez(tmp_path / "several.npz", np.zeros(3))
+    (tmp_path / "empty.npy").write_bytes(b"")
+    for name, reason in (
+        ("absent.npy", "not a token file"),
+        ("empty.npy", "not a token file"),
+        ("several.npz", "an archive of several arrays"),
+        ("floats.npy", "integers"),
+        ("short.npy", "needs 17"),
+    ):
         with pytest.raises(InputError, match=reason):
             open_data(make_run(LLAMA, {}, data={"path": str(tmp_path / name)}))
 
