@@ -45,6 +45,7 @@ TEXTS = {
     "runs.csv: no microbenchmark, and not separable there from slower score GEMMs",
     "host": "at most the launch term of timings on H100 (6.6 µs)",
     "host measured": "launches on the virtual machine of one H200",
+    "wide": "fp32 (not tf32) and fp64 products: the bf16 form at the ratio of the data sheet's dense peaks",
     "context": "device memory one process held outside the allocator on an H200 (torch 2.11; no communicators)",
     "contention": "mean slow-down of computation beside a collective, four kinds of GPU (arXiv 2507.03114)",
 }
@@ -244,6 +245,7 @@ def _profile(name: str, memory: float, sources: Section, memory_rows: list[str],
         "softmax": parts.source("derived", TEXTS["softmax"], traffic=parts.SOFTMAX_TRAFFIC),
         "host": parts.source("measured" if measured else "derived", TEXTS["host measured" if measured else "host"]),
         "contention": parts.source("published", TEXTS["contention"], factor=parts.OVERLAP_SLOWDOWN),
+        "gemm-wide": parts.source("data sheet", TEXTS["wide"], []),
         "context": parts.source("derived", TEXTS["context"], []),
     }
     per_kernel = parts.HOST_KERNEL_S[name]
@@ -257,8 +259,10 @@ def _profile(name: str, memory: float, sources: Section, memory_rows: list[str],
     contention = [
         {"source": "contention", "slow": "compute", "beside": "comm", "factor": parts.OVERLAP_SLOWDOWN, "sigma": 0.1}
     ]
+    gemm = sections.pop("gemm")
+    gemm = [*gemm, *parts.wide_gemm_sections(gemm, name)]
     return {
-        "name": name, "device": "cuda", "sources": shared | sources, **sections,
+        "name": name, "device": "cuda", "sources": shared | sources, "gemm": gemm, **sections,
         "memory": parts.memory_sections(memory), "host": host, "contention": contention,
         "allocator": {"source": "context", "context_bytes": parts.CONTEXT_BYTES},
     }  # fmt: skip

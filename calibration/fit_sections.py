@@ -14,6 +14,7 @@ from calibration.fit_kernels import HOPPER_TILES, Chip, fit_gemm, tile_form
 from calibration.fit_links import Section, rounded
 from calibration.fits import Fit
 from calibration.published import GemmRow, between, bus_bytes_per_s
+from plan import presets
 
 # Peaks and multiprocessors: NVIDIA data sheets (dense bf16).
 A100 = Chip(108, 312e12, 1e12)
@@ -94,6 +95,22 @@ def gemm_sections(
             entry = {"source": source, "dtype": dtype, "layout": layout, "sigma": rounded(sigma), "form": part}
             sections.append(entry | ({"points": points} if points and layout == "*" else {}))
     return sections
+
+
+def wide_gemm_sections(sections: Sequence[Section], gpu: str) -> list[Section]:
+    """fp32 and fp64 entries, which nobody published: the bf16 forms at the ratio of the data sheet's peaks, elements as
+    many times wider."""
+    peaks = presets.preset("gpus", gpu)["peak_tflops"]
+    found = []
+    for dtype in ("fp32", "fp64"):
+        for entry in (e for e in sections if e["dtype"] == "bf16"):
+            rate = rounded(entry["form"]["flops_per_s"] * peaks[dtype] / peaks["bf16"])
+            kept = {key: value for key, value in entry.items() if key != "points"}
+            found.append(
+                kept
+                | {"source": "gemm-wide", "dtype": dtype, "sigma": 0.2, "form": entry["form"] | {"flops_per_s": rate}}
+            )
+    return found
 
 
 def attention_sections(chip: Chip, fit: Fit, back: float, variant: str, source: str) -> list[Section]:

@@ -83,6 +83,12 @@ FEATURES: tuple[Feature, ...] = (
         (1.0,),
         "oversubscription: 1.0, or nics.bandwidth_gb_s at the share that reaches the spine",
     ),
+    Feature(
+        "plan.communication.allreduce",
+        lambda run: run.plan.communication.allreduce,
+        ("auto", "ring", "tree"),
+        "allreduce: auto",
+    ),
     Feature("plan.communication.order", lambda run: run.plan.communication.order, ("auto",), "order: auto"),
 )
 

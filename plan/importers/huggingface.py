@@ -107,15 +107,8 @@ def _family(kind: str, config: Mapping[str, Any], model: Mapping[str, Any], ledg
         return _bloom(config, model, ledger)
     if kind == "gpt_neox":
         return _neox(config, model, ledger)
-    if kind not in GATED:
-        activation = str(_first(config, "activation") or "")
-        if not (activation.startswith("silu") and "rms_norm_eps" in config):
-            ledger.not_yet(f"model_type {kind!r}", "llama, mistral, qwen2, gpt2 or bloom")
-        else:
-            ledger.warn(
-                f"model_type {kind!r} is not known; it is read as a Llama-like model (RMSNorm, SwiGLU, rotary"
-                " positions)"
-            )
+    if kind not in GATED:  # it may cap logits, add norms or scale the embedding: never read as its nearest relative
+        ledger.not_yet(f"model_type {kind!r}", f"{', '.join(sorted(GATED))}, gpt2, gpt_neox or bloom")
     return _llama(kind, config, ledger)
 
 

@@ -29,6 +29,8 @@ class Ledger:
     warnings: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     not_forecast: list[str] = field(default_factory=list)
+    unknowns: list[str] = field(default_factory=list)
+    """The warnings about unknown names: a refusal repeats them, because a misspelt key may be its cause."""
 
     def note(self, sentence: str) -> None:
         """A fact about the translation that changes nothing for the reader's trust."""
@@ -59,6 +61,8 @@ class Ledger:
             f"; did you mean {dashes}{hint}?" if hint else ""
         )
         (self.problem if self.strict else self.warn)(sentence)
+        if not self.strict and sentence not in self.unknowns:
+            self.unknowns.append(sentence)
 
     def no_effect(self, names: Iterable[str], kind: str) -> None:
         """One note that lists the known names that do not change the forecast."""
@@ -71,9 +75,9 @@ class Ledger:
         not forecast.
         """
         if self.problems:
-            raise InputError([*self.problems, *self.not_forecast])
+            raise InputError([*self.problems, *self.not_forecast, *self.unknowns])
         if self.not_forecast:
-            raise NotYetForecast(self.not_forecast)
+            raise NotYetForecast([*self.not_forecast, *self.unknowns])
 
     def integer(self, value: object, where: str) -> int | None:
         """Read an integer; accepts 5e8, "5e8", 1_000_000 and 1e9 as a float. None and a problem otherwise."""

@@ -10,6 +10,7 @@ from calibration import fit_published, published
 from calibration.collectives import Geometry
 from calibration.fit_sections import H100_FP8, PCIE, TREE, ranges
 from calibration.profile import load_profile, shipped_profiles
+from plan import presets
 from plan.program import KernelCall
 
 MAKERS = {"a100-80gb": fit_published.a100, "h100": fit_published.h100, "h200-published": fit_published.h200}
@@ -149,3 +150,14 @@ def test_hopper_block_shapes_are_where_one_h200_measured_them(shape: tuple[int, 
     seconds = load_profile("h200-published").kernel_s(KernelCall("gemm", shape, "bf16", "nt"))
     short = 2 * math.prod(shape) / seconds * 762 / 663
     assert 0.95 * 660e12 < short < 1.05 * 720e12
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(("dtype", "ratio"), [("fp32", 0.95), ("fp64", 0.95)])
+def test_wide_products_stay_below_the_data_sheets_peak(name: str, dtype: str, ratio: float) -> None:
+    """fp32 without tf32 is an order of magnitude slower than bf16 on a GPU; nobody published it by shape."""
+    peak = presets.preset("gpus", name.removesuffix("-published"))["peak_tflops"][dtype] * 1e12
+    for layout in ("nt", "nn", "tn+acc32"):
+        seconds = load_profile(name).kernel_s(KernelCall("gemm", (8192, 8192, 8192), dtype, layout))
+        rate = 2 * 8192**3 / seconds
+        assert 0.5 * peak < rate < ratio * peak

@@ -112,6 +112,7 @@ def test_qwen2_biases_qkv_alone() -> None:
         ({"model_type": "mixtral", "num_local_experts": 8}, "mixture of experts (8 experts)"),
         ({"model_type": "mistral", "sliding_window": 4096}, "sliding-window attention (4096 of 8192"),
         ({"model_type": "qwen3"}, "norms on queries and keys"),
+        ({"model_type": "gemma2"}, "model_type 'gemma2'"),
         ({"model_type": "t5", "hidden_act": "relu"}, "model_type 't5'"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope scaling of type yarn"),
         ({"attention_bias": True}, "attention_bias true with mlp_bias false"),
