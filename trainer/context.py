@@ -108,6 +108,17 @@ class RankContext:
         first = (micro * plan.data_parallel + self.coords.dp) * plan.micro_batch_size
         return tuple(range(first, first + plan.micro_batch_size))
 
+    def alibi(self, scale: float) -> Tensor:
+        """(heads, seq, seq): this rank's ALiBi bias, slope · (key − query), over `scale`, which the softmax applies."""
+        if "alibi" not in self._cache:
+            dtype = torch.float64 if self.e.dtype == "fp64" else torch.float32
+            first = self.coords.tp * self.e.heads
+            slopes = alibi_slopes(self.model.heads)[first : first + self.e.heads]
+            place = torch.arange(self.e.seq, dtype=torch.float64)
+            bias = slopes[:, None, None] * (place[None, None, :] - place[None, :, None]) / scale
+            self._cache["alibi"] = bias.to(dtype).to(self.device)
+        return self._cache["alibi"]  # type: ignore[return-value]
+
     def rope(self) -> tuple[Tensor, Tensor]:
         """(cos, sin), (seq, head_dim/2), in the computing type."""
         if "rope" not in self._cache:
@@ -180,6 +191,15 @@ class PieceContext:
         from kernels.random import Dropout
 
         return Dropout.at(p, seed=self.rank.run.train.seed, step=self.rank.state.step, layer=self.unit, site=site)
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    """(heads,) fp64 slopes of Press et al. 2022 (arXiv 2108.12409): 2^(-8i/n) for a power of two n; for other counts
+    those of the power below, then every other one of the power above."""
+    below = 2 ** (heads.bit_length() - 1)
+    first = [2.0 ** (-8.0 * i / below) for i in range(1, below + 1)]
+    between = [2.0 ** (-4.0 * i / below) for i in range(1, 2 * below, 2)]
+    return torch.tensor([*first, *between][:heads], dtype=torch.float64)
 
 
 def rope_angles(model: Model) -> Tensor:

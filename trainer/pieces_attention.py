@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from plan.errors import InputError
 from trainer.context import PieceContext
 from trainer.pieces import Results, piece
 
@@ -54,11 +55,15 @@ def _attend(ctx: PieceContext, qkv: Tensor) -> tuple[Tensor, Tensor]:
     """(o (T, q), lse (b, heads, s)), or the probabilities (b·heads, s, s) in place of lse when unfused."""
     q, k, v = _split(ctx, qkv)
     if not ctx.e.unfused:
+        if ctx.e.alibi:
+            raise InputError("model.positions alibi trains with plan.attention: unfused")
         o, lse = ctx.ops.attention_forward(q, k, v, ctx.e.attention)
         return _rows(o), lse.contiguous()
-    probabilities, dropped = ctx.ops.softmax_forward(
-        ctx.ops.bmm(_flat(q), _flat(_repeat(ctx, k)), "nt"), ctx.e.head_dim**-0.5, ctx.probability_mask()
-    )
+    scale = ctx.e.head_dim**-0.5
+    scores = ctx.ops.bmm(_flat(q), _flat(_repeat(ctx, k)), "nt")
+    if ctx.e.alibi:
+        scores.view(ctx.e.batch, -1, ctx.e.seq, ctx.e.seq).add_(ctx.rank.alibi(scale))
+    probabilities, dropped = ctx.ops.softmax_forward(scores, scale, ctx.probability_mask())
     o = ctx.ops.bmm(dropped, _flat(_repeat(ctx, v)), "nn")
     return _rows(o.view(q.shape)), probabilities
 

@@ -133,8 +133,11 @@ def check_trainable(run: Run) -> None:
         )
     if run.train.eval_every:
         problems.append(f"train.eval_every {run.train.eval_every}: evaluation is not run yet; set train.eval_every: 0")
-    if run.model.positions == "alibi":
-        problems.append("model.positions alibi can be forecast and not trained yet; set positions: rotary or learned")
+    if run.model.positions == "alibi" and run.plan.attention != "unfused":
+        problems.append(
+            f"model.positions alibi trains with attention: unfused (it is {run.plan.attention}), because torch's fused "
+            "kernels take no bias; set plan.attention: unfused"
+        )
     if run.plan.precision == "fp16":
         problems.append("plan.precision fp16 needs loss scaling, which is not trained yet; set precision: bf16")
     if problems:

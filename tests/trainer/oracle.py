@@ -107,6 +107,9 @@ def _attention(model: Model, w: Weights, base: str, x: Tensor, stream: tuple[int
     times = model.heads // model.kv_heads
     k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
     scores = q @ k.transpose(-1, -2) / math.sqrt(model.head_dim)
+    if model.positions == "alibi":
+        distance = torch.arange(length)[None, :] - torch.arange(length)[:, None]
+        scores = scores + (_slopes(model.heads)[:, None, None] * distance).to(scores.dtype)
     future = torch.ones(length, length, dtype=torch.bool).triu(1)
     p = scores.masked_fill(future, float("-inf")).softmax(-1)
     if model.attention_dropout:
@@ -115,6 +118,20 @@ def _attention(model: Model, w: Weights, base: str, x: Tensor, stream: tuple[int
         p = _masked(model.attention_dropout, p, (*stream, 3), query, element)
     out = (p @ v).transpose(1, 2).reshape(batch, length, -1)
     return F.linear(out, w[f"{base}.out.weight"], w.get(f"{base}.out.bias"))
+
+
+def _slopes(heads: int) -> Tensor:
+    """ALiBi's geometric slopes, as BLOOM has them for head counts that are no power of two."""
+
+    def powers(n: int) -> list[float]:
+        start = 2 ** (-(2 ** -(math.log2(n) - 3)))
+        return [start * start**i for i in range(n)]
+
+    near = 2 ** math.floor(math.log2(heads))
+    found = powers(near)
+    if near != heads:
+        found += powers(2 * near)[0::2][: heads - near]
+    return torch.tensor(found, dtype=torch.float64)
 
 
 def _rotate(model: Model, x: Tensor) -> Tensor:

@@ -93,7 +93,11 @@ def test_a_killed_rank_ends_the_job_and_is_named_with_its_instruction(tmp_path: 
 
 
 def test_what_cannot_train_is_refused_before_a_rank_starts(tmp_path: Path) -> None:
-    run = make_run(LLAMA | {"positions": "alibi"}, {"implementation": "megatron"}, data={"path": "nowhere.npy"})
+    run = make_run(
+        LLAMA | {"positions": "alibi"},
+        {"implementation": "megatron", "attention": "flash"},
+        data={"path": "nowhere.npy"},
+    )
     with pytest.raises(InputError) as error:
         launch(run, tmp_path)
     assert len(error.value.problems) == 2

@@ -17,7 +17,9 @@ from tests.trainer.pool import Pool
 from tests.trainer.ranks import GPT, LLAMA, assemble, initial_weights, make_run, text, train
 
 STEPS = 10
+BLOOM = GPT | {"positions": "alibi", "embedding_norm": True, "heads": 6, "head_dim": 8}
 MODELS = {"llama": LLAMA, "gpt": GPT}
+EVERY = MODELS | {"bloom": BLOOM}
 TP2, PP2, DP2 = {"tensor_parallel": 2, "micro_batch_size": 4}, {"pipeline_parallel": 2}, {"data_parallel": 2}
 SP = {"sequence_parallel": True}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -38,7 +40,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 @cache
 def _reference(model: str, precision: str, extra: str) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
-    run = make_run(MODELS[model] | _extra(extra), {"precision": precision} | _extra_plan(extra))
+    run = make_run(EVERY[model] | _extra(extra), {"precision": precision} | _extra_plan(extra))
     oracle = Oracle(run, initial_weights(run))
     data, batch = text(run), tuple(range(run.plan.global_batch_size))
     results = [oracle.step(step, data.batch(step, batch)) for step in range(STEPS)]
@@ -54,7 +56,7 @@ def _extra_plan(name: str) -> dict[str, Any]:
 
 
 def _hold(pool: Pool, model: str, plan: dict[str, Any], extra: str = "") -> None:
-    run = make_run(MODELS[model] | _extra(extra), plan | _extra_plan(extra))
+    run = make_run(EVERY[model] | _extra(extra), plan | _extra_plan(extra))
     losses, norms, weights = _reference(model, run.plan.precision, extra)
     shares = [share for share in pool.run(train, run, STEPS) if share is not None]
     exact = run.plan.precision == "fp64"
@@ -147,3 +149,9 @@ def test_strategies_train_as_the_reference_does(pool: Pool, model: str, strategy
 @pytest.mark.parametrize("strategy", ["recompute-full-tp2-sp", "recompute-selective-tp2-sp", "interleaved"])
 def test_strategies_repeat_dropout(pool: Pool, strategy: str) -> None:
     _hold(pool, "gpt", STRATEGIES[strategy], "dropout")
+
+
+@pytest.mark.parametrize("layout", ["single", "tp2", "tp2-sp", "pp2-1f1b", "tp2-pp2"])
+def test_alibi_and_embedding_norm_under_every_layout(pool: Pool, layout: str) -> None:
+    """BLOOM's choices, with a head count that is no power of two: slopes follow the rank's heads."""
+    _hold(pool, "bloom", LAYOUTS[layout] | {"attention": "unfused"})
