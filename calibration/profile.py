@@ -250,9 +250,11 @@ def _build(file: schema.ProfileFile, threads: int) -> Profile:
 
 
 def _residuals(file: schema.ProfileFile, threads: int) -> dict[str, float]:
-    """Relative sigma by class: the median over the entries that hold for `threads`."""
+    """Relative sigma by class: the median over the entries that hold for `threads`. Products priced from a data sheet
+    speak of dtypes nobody measured and do not widen what is said of the others."""
+    measured = [part for part in file.gemm if file.sources[part.source].kind != "data sheet"]
     groups: dict[str, list[float]] = {
-        "gemm": [part.sigma for part in file.gemm if part.threads in (0, threads)],
+        "gemm": [part.sigma for part in measured or file.gemm if part.threads in (0, threads)],
         "attention": [part.sigma for part in file.attention if part.threads in (0, threads)],
         "memory": [part.sigma for part in file.memory if part.threads in (0, threads)],
         "collective": [part.sigma for part in file.collectives if part.op != "send"],

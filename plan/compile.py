@@ -44,7 +44,7 @@ def compile_plan(model: Model, plan: Plan) -> StepProgram:
 
 
 def _stage(model: Model, plan: Plan, e: Extents, units: Units, placement: Placement, stage: int) -> RankProgram:
-    batched = plan.implementation == "megatron" and plan.schedule == "1f1b" and plan.virtual_pipeline == 1
+    batched = batches_transfers(plan)
     blocks = StageBlocks(model, plan, e, units, placement.slots, stage, batched)
     blocks.compile()
     placer = CallPlacer(blocks, placement)
@@ -54,6 +54,11 @@ def _stage(model: Model, plan: Plan, e: Extents, units: Units, placement: Placem
     else:
         placer.separate()
     return placer.program()
+
+
+def batches_transfers(plan: Plan) -> bool:
+    """Whether sends are paired with receives: Megatron-LM's non-interleaved 1F1B."""
+    return plan.implementation == "megatron" and plan.schedule == "1f1b" and plan.virtual_pipeline == 1
 
 
 def coordinates(plan: Plan, rank: int) -> dict[str, int]:
@@ -113,9 +118,11 @@ def _degrees(model: Model, plan: Plan) -> dict[str, int]:
 
 def implementation_rules(plan: Plan) -> dict[str, str]:
     """The choices the named implementation made, in words, for the program's header."""
+    separate = "separate sends and receives on four streams, receives posted ahead where the global order allows"
+    batched = "a send paired with the opposite receive of the same neighbour, the host blocked on each"
     return {
         "implementation": plan.implementation,
-        "pipeline": "separate sends and receives on four streams, receives posted ahead where the global order allows",
+        "pipeline": batched if batches_transfers(plan) else separate,
         "buckets": f"close at {plan.communication.bucket_mb:g} MB of {plan.gradient_dtype} gradient",
         "gradients": "overlapped with backward" if plan.communication.overlap else "reduced after backward",
     }

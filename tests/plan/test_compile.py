@@ -202,3 +202,10 @@ def test_loss_chunks_keep_one_chunk_of_logits_alive(tiny: Tiny) -> None:
     assert fused.transient_bytes == logits // 4
     assert peaks[0] > logits
     assert sum(c.count for c in fused.body if c.op == "gemm") == 3 * 4
+
+
+def test_the_header_says_how_the_implementation_talks_to_neighbours(tiny: Tiny) -> None:
+    ours = compiled(tiny, pipeline_parallel=2)
+    theirs = compiled(tiny, implementation="megatron", pipeline_parallel=2, attention="flash")
+    assert "four streams" in ours.rules["pipeline"]
+    assert "paired" in theirs.rules["pipeline"]
