@@ -24,9 +24,11 @@ class Status:
             self._map: mmap.mmap = mmap.mmap(-1, BYTES)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(struct.pack("<8q", *(-1,) * 8))
-            with path.open("r+b") as file:
+            fresh = path.with_suffix(".new")  # renamed when whole: a reader never sees a file without its words
+            fresh.write_bytes(struct.pack("<8q", *(-1,) * 8))
+            with fresh.open("r+b") as file:
                 self._map = mmap.mmap(file.fileno(), BYTES)
+            fresh.replace(path)
         self._pack = struct.Struct("<q").pack_into
         self.begin(-1)
 
