@@ -69,10 +69,14 @@ def train(folder: Path, model: dict[str, Any], plan: dict[str, Any], cluster: An
 GPUS = {"preset": "dgx-h200", "gpus": 2}
 
 
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The small model on one CPU process, in fp32."""
+    return train(tmp_path_factory.mktemp("cpu"), SMALL, {"precision": "fp32"}, "cpu", 12)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_small_losses_are_those_of_the_cpu(tmp_path: Path, layout: str) -> None:
-    (tmp_path / "cpu").mkdir()
-    reference = train(tmp_path / "cpu", SMALL, {"precision": "fp32"}, "cpu", 12)
+def test_small_losses_are_those_of_the_cpu(tmp_path: Path, layout: str, reference: list[dict[str, Any]]) -> None:
     found = train(tmp_path, SMALL, LAYOUTS[layout] | {"precision": "bf16"}, GPUS, 12)
     assert all(abs(a["loss"] - b["loss"]) < 3e-2 for a, b in zip(found, reference, strict=True))
 
