@@ -5,14 +5,12 @@ the plan. All problems of all sections are collected before anything is raised, 
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from plan import cluster as clusters
 from plan import presets, rules
 from plan.cluster import Cluster, Fabric, Host, Link, Nics
 from plan.errors import InputError, NotYetForecast
-from plan.files import text_of
 from plan.model import Model, RopeScaling
 from plan.nearest import did_you_mean, nearest_name
 from plan.parallel import Communication, Offload, Plan, Recompute, Zero
@@ -91,22 +89,16 @@ def _read_one(name: str, spec: type[Spec], raw: object) -> tuple[Spec | None, li
 
 def _config_json(raw: object) -> tuple[object, list[str]]:
     """A model given as the path of a Hugging Face config.json, as the numbers in it; anything else unchanged."""
-    section = {"preset": raw} if isinstance(raw, str) else raw
-    path = section.get("preset") if isinstance(section, Mapping) else None
-    if not (isinstance(section, Mapping) and isinstance(path, str) and path.endswith(".json")):
-        return raw, []
-    from plan.importers.huggingface import model_section
+    from plan.importers.huggingface import in_model
     from plan.importers.ledger import Ledger
-    from plan.importers.relaxed import read_json
 
     ledger = Ledger()
     try:
-        numbers = model_section(read_json(text_of(Path(path)), path), ledger)
+        filled = in_model(raw, ledger)
         ledger.refuse()
     except InputError as error:
         return None, list(error.problems)
-    over = {key: value for key, value in section.items() if key != "preset"}
-    return presets.merge({"name": Path(path).parent.name or "config", **numbers}, over), []
+    return filled, []
 
 
 def _assemble(specs: Mapping[str, Any]) -> tuple[Run, list[str]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,20 @@ class RunSource:
 
     def load(self) -> Run:
         """The run as resolved. Raises InputError with every problem of the file, the options and the rules."""
-        return load(override(self.sections(), self.overrides))
+        raw = override(self.sections(), self.overrides)
+        self._say_about_config(raw.get("model"))
+        return load(raw)
+
+    def _say_about_config(self, model: object) -> None:
+        """What a config.json in the place of the model says besides the model; `load` says what is wrong with it."""
+        from plan.importers.huggingface import in_model
+        from plan.importers.ledger import Ledger
+
+        ledger = Ledger()
+        with suppress(InputError):
+            in_model(model, ledger)
+        self.notes += ledger.notes
+        self.warnings += ledger.warnings
 
     def sections(self) -> dict[str, Any]:
         """The sections of a run file that RUN and the options mean, before `--set`."""

@@ -6,8 +6,8 @@
 
 Read: Megatron-LM and Megatron-DeepSpeed launch scripts and argument strings, DeepSpeed JSON, torchtitan TOML, Hugging
 Face config.json, GPT-NeoX YAML, and Windtunnel's own run files. No flag or key of a plan is ignored in silence: each
-is translated, named as having no effect on the forecast, reported unknown with the nearest known name, or refused. A
-config.json is read for what an architecture is made of; other keys in it pass. Scripts are evaluated, never executed.
+is translated, named as having no effect on the forecast, reported unknown with the nearest known name, or refused.
+Scripts are evaluated, never executed.
 """
 
 from collections.abc import Mapping

@@ -4,13 +4,19 @@ multimodal models.
     model_section(json.load(open("config.json")), ledger)  ->  {"layers": 32, "hidden": 4096, ...}
 
 A config.json says nothing about training: sequence length, batch and plan are taken at their defaults, with a warning
-about the length. Architectures that `plan.model.Model` cannot express exactly are collected as "not yet forecast".
+about the length. Architectures that `plan.model.Model` cannot express exactly are collected as "not yet forecast"; keys
+that nobody reads are named (`plan.importers.huggingface_keys`).
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from plan import presets
+from plan.files import text_of
+from plan.importers import huggingface_keys as keys
 from plan.importers.ledger import Ledger
+from plan.importers.relaxed import read_json
 
 LANGUAGE_PARTS = ("text_config", "llm_config", "language_config", "language_model")
 GATED = frozenset(
@@ -37,7 +43,7 @@ ALIASES = {
     "head_dim": ("head_dim",),
     "ffn": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
     "vocab": ("vocab_size",),
-    "positions": ("max_position_embeddings", "n_positions", "n_ctx", "seq_length"),
+    "positions": ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "model_max_length"),
     "eps": ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"),
     "activation": ("hidden_act", "activation_function", "hidden_activation"),
 }
@@ -51,6 +57,21 @@ def is_huggingface(config: Mapping[str, Any]) -> bool:
         "hidden_size",
         "num_hidden_layers",
     } <= set(config)
+
+
+def in_model(section: object, ledger: Ledger) -> object:
+    """A `model:` section in which a config.json stands for the model (`model: config.json`, or as its `preset`), with
+    the file's numbers in its place; any other section unchanged."""
+    path = section.get("preset") if isinstance(section, Mapping) else section
+    if not (isinstance(path, str) and path.endswith(".json")):
+        return section
+    over = {key: value for key, value in section.items() if key != "preset"} if isinstance(section, Mapping) else {}
+    return presets.merge(model_of_file(path, ledger), over)
+
+
+def model_of_file(path: str, ledger: Ledger) -> dict[str, Any]:
+    """The `model:` section of a config.json."""
+    return model_section(read_json(text_of(Path(path)), path), ledger)
 
 
 def model_section(config: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
@@ -101,22 +122,22 @@ def language_part(config: Mapping[str, Any], ledger: Ledger) -> Mapping[str, Any
 
 
 def _family(kind: str, config: Mapping[str, Any], model: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
-    if kind == "gpt2":
-        return _gpt2(config, model, ledger)
-    if kind == "bloom":
-        return _bloom(config, model, ledger)
-    if kind == "gpt_neox":
-        return _neox(config, model, ledger)
-    if kind not in GATED:  # it may cap logits, add norms or scale the embedding: never read as its nearest relative
+    own = {"gpt2": _gpt2, "bloom": _bloom, "gpt_neox": _neox}
+    if kind not in GATED and kind not in own:  # it may cap logits or add norms: never read as its nearest relative
         ledger.not_yet(f"model_type {kind!r}", f"{', '.join(sorted(GATED))}, gpt2, gpt_neox or bloom")
-    return _llama(kind, config, ledger)
+        return _llama(kind, config, ledger)
+    keys.check(config, ledger)
+    return own[kind](config, model, ledger) if kind in own else _llama(kind, config, ledger)
 
 
 def _llama(kind: str, config: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     activation = str(_first(config, "activation") or "silu")
     if activation not in ("silu", "swish"):
         ledger.not_yet(f"hidden_act {activation} in a gated MLP", "silu")
-    attention_bias, mlp_bias = bool(config.get("attention_bias", False)), bool(config.get("mlp_bias", False))
+    everywhere = config.get("bias", False)  # internlm2
+    attention_bias, mlp_bias = bool(config.get("attention_bias", everywhere)), bool(config.get("mlp_bias", everywhere))
+    if kind == "baichuan" and _first(config, "positions") == config.get("model_max_length"):
+        ledger.not_yet("baichuan with model_max_length instead of max_position_embeddings (ALiBi)", "the 7B's rotary")
     if attention_bias != mlp_bias:
         ledger.not_yet(f"attention_bias {attention_bias} with mlp_bias {mlp_bias}".lower(), "the same for both")
     found: dict[str, Any] = {
@@ -127,7 +148,8 @@ def _llama(kind: str, config: Mapping[str, Any], ledger: Ledger) -> dict[str, An
         "rope": rope(config, ledger),
         "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
         "bias": attention_bias and mlp_bias,
-        "qkv_bias": attention_bias or kind in ("qwen2", "qwen2_moe"),
+        "qkv_bias": bool(config.get("qkv_bias", attention_bias or kind in ("qwen2", "qwen2_moe"))),
+        "dropout": _dropout(config, 0.0, ledger),
         "attention_dropout": ledger.number(config.get("attention_dropout", 0.0), "attention_dropout"),
     }
     return {key: value for key, value in found.items() if value is not None}
@@ -145,9 +167,17 @@ def _gpt2(config: Mapping[str, Any], model: Mapping[str, Any], ledger: Ledger) -
         "max_positions": model["seq_length"],
         "tied_embeddings": bool(config.get("tie_word_embeddings", True)),
         "bias": True,
-        "dropout": ledger.number(config.get("resid_pdrop", 0.1), "resid_pdrop"),
+        "dropout": _dropout(config, 0.1, ledger),
         "attention_dropout": ledger.number(config.get("attn_pdrop", 0.1), "attn_pdrop"),
     }
+
+
+def _dropout(config: Mapping[str, Any], usual: float, ledger: Ledger) -> float | None:
+    """One rate for embeddings and residuals; two are not forecast."""
+    residual, embedding = config.get("resid_pdrop", usual), config.get("embd_pdrop", usual)
+    if residual != embedding:
+        ledger.not_yet(f"embd_pdrop {embedding} with resid_pdrop {residual}", "the same for both")
+    return ledger.number(residual, "resid_pdrop")
 
 
 def _bloom(config: Mapping[str, Any], model: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
@@ -169,6 +199,10 @@ def _bloom(config: Mapping[str, Any], model: Mapping[str, Any], ledger: Ledger) 
 def _neox(config: Mapping[str, Any], model: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     if config.get("use_parallel_residual", True):
         ledger.not_yet("attention and MLP in parallel (use_parallel_residual)", "use_parallel_residual false")
+    if not config.get("attention_bias", True):
+        ledger.not_yet("gpt_neox with attention_bias false", "attention_bias true")
+    if str(_first(config, "activation") or "gelu") not in GELUS:
+        ledger.not_yet(f"hidden_act {_first(config, 'activation')}", "gelu")
     return {
         "ffn": _whole(config, "ffn", ledger) or 4 * model["hidden"],
         "activation": "gelu",
@@ -190,22 +224,27 @@ def rope(config: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     part = values.get("partial_rotary_factor", config.get("partial_rotary_factor", config.get("rotary_pct", 1.0)))
     if ledger.number(part, "partial_rotary_factor") != 1.0:
         ledger.not_yet(f"rotary embeddings on {part} of the head", "the whole head")
-    kind = str(values.get("rope_type", values.get("type", "default")))
     found: dict[str, Any] = {"theta": ledger.number(theta, "rope_theta")}
-    if kind in ("default", "none"):
-        return found
-    if kind not in ("linear", "llama3"):
-        ledger.not_yet(f"rope scaling of type {kind}", "linear or llama3")
-        return found
-    scaling: dict[str, Any] = {"kind": kind, "factor": ledger.number(values.get("factor", 1.0), "rope factor")}
-    for ours, theirs in (
-        ("low_freq_factor", "low_freq_factor"),
-        ("high_freq_factor", "high_freq_factor"),
-        ("original_max_positions", "original_max_position_embeddings"),
-    ):
-        if theirs in values:
-            scaling[ours] = ledger.number(values[theirs], theirs)
-    return found | {"scaling": scaling}
+    scaling = _scaling(values, "rope_parameters" if new else "rope_scaling", ledger)
+    return found | ({"scaling": scaling} if scaling else {})
+
+
+def _scaling(values: Mapping[str, Any], where: str, ledger: Ledger) -> dict[str, Any]:
+    """How rotary angles are stretched; empty when they are not."""
+    if any(isinstance(value, Mapping) for value in values.values()):
+        ledger.not_yet(f"{where} that differ between layers", "the same for every layer")
+        return {}
+    kind = str(values.get("rope_type", values.get("type", "default")))
+    if not keys.check_rope(values, where, ledger) or kind in ("default", "none", "mrope"):
+        return {}
+    if kind not in keys.SCALING_NEEDS:
+        ledger.not_yet(f"rope scaling of type {kind}", " or ".join(keys.SCALING_NEEDS))
+        return {}
+    scaling: dict[str, Any] = {"kind": kind}
+    for name in keys.SCALING_NEEDS[kind]:
+        ours = "original_max_positions" if name == "original_max_position_embeddings" else name
+        scaling[ours] = ledger.number(values[name], f"{where}.{name}")
+    return scaling
 
 
 def _object(config: Mapping[str, Any], key: str, ledger: Ledger) -> Mapping[str, Any]:
@@ -220,6 +259,9 @@ def _unsupported(kind: str, config: Mapping[str, Any], length: int, ledger: Ledg
     experts = next((config[key] for key in EXPERTS if config.get(key)), None)
     if experts is not None and experts != 1:
         ledger.not_yet(f"mixture of experts ({experts} experts)", "the dense model of the same shape")
+    without = config.get("no_rope_layers", [0] if kind == "smollm3" else [])
+    if isinstance(without, list) and not all(without):
+        ledger.not_yet("layers without rotary embeddings (no_rope_layers)", "rotary embeddings in every layer")
     if kind == "qwen3":
         ledger.not_yet("qwen3's norms on queries and keys", "a llama or qwen2 configuration")
     if config.get("kv_lora_rank"):

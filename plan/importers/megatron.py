@@ -125,11 +125,9 @@ def model_of(model: str | Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     if not isinstance(model, str):
         return dict(model)
     if model.endswith(".json"):
-        from plan.files import text_of
-        from plan.importers.huggingface import model_section as hf_model
-        from plan.importers.relaxed import read_json
+        from plan.importers.huggingface import model_of_file
 
-        return hf_model(read_json(text_of(Path(model)), model), ledger)
+        return model_of_file(model, ledger)
     try:
         presets.preset("models", model)
     except ValueError as error:
