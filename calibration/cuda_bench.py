@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,9 +19,11 @@ from calibration.microbench import KernelPoint
 from calibration.timing import Timed
 from kernels import registry, timing
 from plan.errors import InputError
+from plan.ops import OPERATORS
 from plan.program import KernelCall
 
 ANY_THREADS = 0
+ISSUE_BATCH = 20
 PINNED_BYTES = (1 << 20, 64 << 20, 512 << 20)
 
 
@@ -57,31 +60,30 @@ def _timed(call: KernelCall, ops: SimpleNamespace, device: torch.device, budget_
     return Timed(found.p50_ms * 1e-3, spread, 7, 7, found.p50_ms * 1e-3)
 
 
-def host_costs(kernels: str) -> tuple[float, float]:
-    """(base, per kernel): host seconds to issue an instruction without kernels, and each kernel of its body.
-
-    The base is what the executor does around a body: stream context, waits, an event, the buffer table. The kernel's
-    share is the median over a product, a compiled or eager pointwise region and attention, on tensors too small to keep
-    the device busy.
-    """
+def issue_costs(calls: Iterable[KernelCall], kernels: str) -> dict[str, float]:
+    """Host seconds to issue one execution of each operator of `calls` under `kernels`, on its smallest shape, so that
+    nothing is compiled anew. An eager operator launches up to 28 kernels: batches of `ISSUE_BATCH` calls stay within
+    the driver's queue, where the host would wait for the device."""
     device = require_gpu()
     ops = registry.bind(kernels, "cuda")
-    calls = (
-        KernelCall("gemm", (256, 256, 256), "bf16", "nt"),
-        KernelCall("gemm", (256, 256, 256), "bf16", "tn+acc32"),
-        KernelCall("swiglu_forward", (256, 256), "bf16"),
-        KernelCall("rmsnorm_forward", (256, 256), "bf16"),
-        KernelCall("attention_forward", (1, 4, 4, 256, 64), "bf16", "flash"),
-    )
-    each = []
+    smallest: dict[str, KernelCall] = {}
+    for call in calls:
+        known = smallest.get(call.op)
+        if known is None or OPERATORS[call.op].bytes_(call) < OPERATORS[known.op].bytes_(known):
+            smallest[call.op] = call
+    found = {}
     with torch.no_grad():
-        for call in calls:
-            inputs = registry.OPERATIONS[call.op].make_inputs(call, device, None)
-            each.append(timing.host_us(lambda c=call, i=inputs: registry.run_call(c, i, ops)) * 1e-6)  # type: ignore[misc]
-    return _issue_s(device), sorted(each)[len(each) // 2]
+        for op, call in smallest.items():
+            inputs = registry.OPERATIONS[op].make_inputs(call, device, None)
+            once = partial(registry.run_call, call, inputs, ops)
+            found[op] = float(f"{timing.host_us(once, ISSUE_BATCH) * 1e-6:.4g}")
+    return found
 
 
-def _issue_s(device: torch.device, instructions: int = 2000) -> float:
+def issue_s(instructions: int = 2000) -> float:
+    """Host seconds to issue an instruction without kernels: what the executor does around a body (stream context,
+    waits, an event, the buffer table)."""
+    device = require_gpu()
     streams = [torch.cuda.Stream(device) for _ in range(2)]  # type: ignore[no-untyped-call]
     events = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
     table: dict[int, Any] = dict.fromkeys(range(16))

@@ -43,6 +43,8 @@ TEXTS = {
     "large messages (H200 rows; 4 GPUs and fewer run the ring)",
     "softmax": "copy bandwidth over a traffic factor of unfused attention, from a study on 28 development rows of "
     "runs.csv: no microbenchmark, and not separable there from slower score GEMMs",
+    "eager": "bytes moved and kernels launched by the torch references (calibration.traffic) at the share of the copy "
+    "bandwidth and the launch time of the other operators",
     "host": "at most the launch term of timings on H100 (6.6 µs)",
     "host measured": "launches on the virtual machine of one H200",
     "wide": "fp32 (not tf32) and fp64 products: the bf16 form at the ratio of the data sheet's dense peaks",
@@ -243,6 +245,7 @@ def _profile(name: str, memory: float, sources: Section, memory_rows: list[str],
     shared = {
         "memory": parts.source("derived", "BabelStream copy to triad; fractions as on one H200", memory_rows),
         "softmax": parts.source("derived", TEXTS["softmax"], traffic=parts.SOFTMAX_TRAFFIC),
+        "eager": parts.source("derived", TEXTS["eager"], []),
         "host": parts.source("measured" if measured else "derived", TEXTS["host measured" if measured else "host"]),
         "contention": parts.source("published", TEXTS["contention"], factor=parts.OVERLAP_SLOWDOWN),
         "gemm-wide": parts.source("data sheet", TEXTS["wide"], []),
@@ -263,7 +266,7 @@ def _profile(name: str, memory: float, sources: Section, memory_rows: list[str],
     gemm = [*gemm, *parts.wide_gemm_sections(gemm, name)]
     return {
         "name": name, "device": "cuda", "sources": shared | sources, "gemm": gemm, **sections,
-        "memory": parts.memory_sections(memory), "host": host, "contention": contention,
+        "memory": parts.memory_sections(memory, per_kernel), "host": host, "contention": contention,
         "allocator": {"source": "context", "context_bytes": parts.CONTEXT_BYTES},
     }  # fmt: skip
 

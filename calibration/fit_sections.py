@@ -50,6 +50,16 @@ FRACTIONS = {
     "swiglu_forward": 0.99, "swiglu_backward": 0.99, "gelu_forward": 0.99, "gelu_backward": 0.99, "adamw": 0.82,
     "ce_exp": 0.65, "ce_loss": 0.65, "*": 0.90,
 }  # fmt: skip
+# (launches, bytes over the least) of each operator's torch reference: `python -m calibration.traffic`.
+EAGER = {
+    "softmax_forward": (7, 9.25), "softmax_backward": (8, 10.34), "rmsnorm_forward": (9, 9.98),
+    "rmsnorm_backward": (15, 12.96), "layernorm_forward": (13, 14.93), "layernorm_backward": (20, 15.92),
+    "swiglu_forward": (4, 6.33), "swiglu_backward": (15, 13.33), "gelu_forward": (3, 5.00), "gelu_backward": (6, 5.50),
+    "rope_forward": (9, 12.12), "rope_backward": (10, 12.19), "add": (1, 1.00), "add_backward": (2, 1.01),
+    "bias_grad": (2, 1.01), "embedding_forward": (7, 2.01), "embedding_backward": (8, 2.60),
+    "position_forward": (4, 1.67), "position_backward": (4, 8.95), "ce_max": (2, 1.00), "ce_exp": (20, 17.00),
+    "ce_loss": (28, 12.02), "fill": (1, 1.00), "copy": (1, 1.00), "sqnorm": (3, 1.00), "adamw": (3, 1.14),
+}  # fmt: skip
 SOFTMAX_TRAFFIC = 1.45  # unfused attention: time over least traffic, from a study on 28 development rows of runs.csv
 MEMORY_LAUNCH_S = 7.1e-6  # mean of three fits to Liger's H100 timings: 6.6, 7.1, 7.7 µs
 HOST_KERNEL_S = {"h200": 12.6e-6, "h100": 6.6e-6, "a100-80gb": 6.6e-6}
@@ -127,14 +137,35 @@ def attention_sections(chip: Chip, fit: Fit, back: float, variant: str, source: 
     return sections
 
 
-def memory_sections(copy_bytes_per_s: float) -> list[Section]:
-    """Every measured fraction of the copy bandwidth; the softmax of unfused attention by its traffic factor."""
+def memory_sections(copy_bytes_per_s: float, host_kernel_s: float) -> list[Section]:
+    """Compiled operators by their measured fractions of the copy bandwidth (the softmax of unfused attention by its
+    traffic factor), and eager ones by what their references move and launch."""
+    return [*_compiled_sections(copy_bytes_per_s), *_eager_sections(copy_bytes_per_s, host_kernel_s)]
+
+
+def _eager_sections(copy_bytes_per_s: float, host_kernel_s: float) -> list[Section]:
+    return [
+        {
+            "source": "eager",
+            "op": op,
+            "kernels": "eager",
+            "sigma": 0.15,
+            "launch_s": rounded(launches * MEMORY_LAUNCH_S),
+            "bytes_per_s": rounded(copy_bytes_per_s * FRACTIONS["*"] / ratio),
+            "issue_s": rounded(launches * host_kernel_s),
+        }
+        for op, (launches, ratio) in EAGER.items()
+    ]
+
+
+def _compiled_sections(copy_bytes_per_s: float) -> list[Section]:
     fractions = FRACTIONS | {"softmax_forward": 1 / SOFTMAX_TRAFFIC, "softmax_backward": 1 / SOFTMAX_TRAFFIC}
     sigmas = {"*": 0.15, "softmax_forward": 0.15, "softmax_backward": 0.15}
     return [
         {
             "source": "softmax" if op.startswith("softmax") else "memory",
             "op": op,
+            "kernels": "compiled",
             "sigma": sigmas.get(op, 0.08),
             "launch_s": MEMORY_LAUNCH_S,
             "bytes_per_s": rounded(copy_bytes_per_s * fraction),

@@ -42,6 +42,8 @@ class Entry:
     memory: Curve | None = None
     scatter: Scatter | None = None
     sigma: float = 0.0
+    source: str = ""
+    issue_s: float | None = None
 
     def seconds(self, call: KernelCall, dtype: str) -> float:
         """Time of one execution of `call`, taken as if in `dtype`."""
@@ -73,7 +75,8 @@ def extents(call: KernelCall) -> tuple[int, ...]:
 
 
 class KernelTimes:
-    """All entries of a profile for one thread count. `find` is the whole policy of fallbacks."""
+    """All entries of a profile for one thread count and one kind of kernels. `find` is the whole policy of
+    fallbacks; of entries with the same key the last holds."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._entries: dict[tuple[str, str, str], Entry] = {(e.op, e.dtype, e.variant): e for e in entries}

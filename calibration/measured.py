@@ -10,7 +10,7 @@ from calibration import fits
 from calibration.collectives import steps, wire_factor
 from calibration.comm_bench import CommPoint, Delay
 from calibration.comm_steps import RANKS
-from calibration.forms import AttentionForm, RooflineForm
+from calibration.forms import AttentionForm, GemmForm, RooflineForm
 from calibration.kernel_times import extents
 from calibration.microbench import KernelPoint
 from plan.ops import OPERATORS
@@ -30,7 +30,7 @@ def gemm_sections(points: Sequence[KernelPoint]) -> list[Section]:
         form = _roofline([p for p in group if p.call.op == "gemm"] or group)
         for (op, layout), own in _grouped(group, lambda p: (p.call.op, p.call.variant)).items():
             table = [(extents(p.call), p.timed.best_s) for p in own]
-            sigma = fits.scatter_sigma(table, _gemm_at(form, op, dtype, layout))
+            sigma = fits.scatter_sigma(table, gemm_at(form, op, dtype, layout))
             sections.append(
                 _entry(op=op, dtype=dtype, layout=layout, threads=threads)
                 | {"sigma": _both(sigma, own), "form": _fields(form), "points": [[*s, _round(t)] for s, t in table]}
@@ -38,7 +38,9 @@ def gemm_sections(points: Sequence[KernelPoint]) -> list[Section]:
     return sections
 
 
-def _gemm_at(form: RooflineForm, op: str, dtype: str, layout: str) -> Any:
+def gemm_at(form: GemmForm, op: str, dtype: str, layout: str) -> Any:
+    """`form` as a function of the extents of a table's points."""
+
     def at(batch: float, m: float, n: float, k: float) -> float:
         shape = (int(m), int(n), int(k)) if op == "gemm" else (int(batch), int(m), int(n), int(k))
         return form.seconds(OPERATORS[op].bytes_(KernelCall(op, shape, dtype, layout)), batch, m, n, k)
@@ -54,9 +56,11 @@ def _roofline(points: Sequence[KernelPoint]) -> RooflineForm:
 
 
 def attention_sections(points: Sequence[KernelPoint]) -> list[Section]:
-    """One entry for each (operator, dtype, threads). Dtypes with few points borrow the shape terms of all."""
+    """One entry for each (operator, dtype, variant, threads); a variant measured alone stands for all (`*`)."""
     sections = []
-    for (threads, op, dtype), own in _grouped(points, lambda p: (p.threads, p.call.op, p.call.dtype)).items():
+    alone = len({p.call.variant for p in points}) == 1
+    by_key = _grouped(points, lambda p: (p.threads, p.call.op, p.call.dtype, p.call.variant))
+    for (threads, op, dtype, variant), own in by_key.items():
         rows = []
         for p in own:
             flops, s = float(OPERATORS[op].flops(p.call)), p.call.shape[3]
@@ -70,7 +74,7 @@ def attention_sections(points: Sequence[KernelPoint]) -> list[Section]:
             return form.seconds(flops, b, h, s, d)
 
         sections.append(
-            _entry(op=op, dtype=dtype, threads=threads)
+            _entry(op=op, dtype=dtype, variant="*" if alone else variant, threads=threads)
             | {"sigma": _both(fits.scatter_sigma(table, at), own), "form": _fields(form)}
             | {"points": [[*shape, _round(t)] for shape, t in table]}
         )

@@ -14,6 +14,7 @@ import hashlib
 import os
 import platform
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -62,7 +63,7 @@ class Allocator:
 @dataclass(frozen=True)
 class Profile:
     """Costs of a device. All times in seconds, on a device that does nothing else; `contention` says what else
-    costs."""
+    costs. `priced_as`: the kind of kernels (`plan.kernels`) these prices are of; empty where the device has but one."""
 
     name: str
     device: str
@@ -77,8 +78,10 @@ class Profile:
     allocator: Allocator
     threads: int = 0
     thread_counts: tuple[int, ...] = (0,)
+    priced_as: str = ""
     time_factor: float = 1.0
     _kernel_s: dict[KernelCall, float] = field(default_factory=dict, repr=False, compare=False)
+    _issue_s: dict[KernelCall, float] = field(default_factory=dict, repr=False, compare=False)
     _comm: dict[tuple[str, int, str, Geometry, str], CommCost] = field(default_factory=dict, repr=False, compare=False)
 
     def kernel_s(self, call: KernelCall) -> float:
@@ -97,11 +100,19 @@ class Profile:
         """Whether the call is inside what was measured: for a forecast's warnings."""
         return self.kernels.covers(call)
 
-    def host_issue_s(self, kind: str, kernels: int = 0) -> float:
+    def host_issue_s(self, kind: str, body: Sequence[KernelCall] = ()) -> float:
         """Host time to issue one instruction of `kind` (an instruction kind such as F or AR, or compute, comm, copy)
-        that launches `kernels` kernel calls."""
+        with the kernel calls of `body`."""
         base, per_kernel = self.host.get(kind) or self.host.get(_host_class(kind)) or self.host.get("*", (0.0, 0.0))
-        return (base + per_kernel * kernels) * self.time_factor
+        return (base + sum(self._call_issue_s(call, per_kernel) for call in body)) * self.time_factor
+
+    def _call_issue_s(self, call: KernelCall, per_kernel_s: float) -> float:
+        """Host seconds to issue a call: what its entry says of an execution, else the host's time for a kernel."""
+        known = self._issue_s.get(call)
+        if known is None:
+            stated = self.kernels.find(call)[0].issue_s
+            known = self._issue_s[call] = (per_kernel_s if stated is None else stated) * call.count
+        return known
 
     def collective(self, op: str, bytes_: int, dtype: str, geometry: Geometry, algorithm: str = "auto") -> CommCost:
         """Cost of one collective (or send, recv, exchange) of `bytes_` of the full logical tensor, alone on its
@@ -146,11 +157,25 @@ class Profile:
         nearest = min(self.thread_counts, key=lambda count: (abs(count - threads), count))
         if nearest == self.threads:
             return self
-        return replace(_build(self.file, nearest), time_factor=self.time_factor)
+        return replace(_build(self.file, nearest, self.priced_as), time_factor=self.time_factor)
+
+    def for_kernels(self, kernels: str) -> Profile:
+        """The same profile for a run whose `plan.kernels` is `kernels`; `priced_as` says which kind answers: the same
+        where it was measured, else the first of compiled, triton, eager that was."""
+        kinds = tables.kernel_kinds(self.file)
+        kind = kernels if kernels in kinds or not kinds else kinds[0]
+        if kind == self.priced_as or not kinds:
+            return self
+        return replace(_build(self.file, self.threads, kind), time_factor=self.time_factor)
+
+    @property
+    def kernel_kinds(self) -> tuple[str, ...]:
+        """The values of `plan.kernels` this profile prices apart; () when it does not tell them apart."""
+        return tables.kernel_kinds(self.file)
 
     def scaled(self, factor: float) -> Profile:
         """The same device with every time multiplied by `factor`."""
-        return replace(self, time_factor=self.time_factor * factor, _kernel_s={}, _comm={})
+        return replace(self, time_factor=self.time_factor * factor, _kernel_s={}, _comm={}, _issue_s={})
 
     @property
     def provenance(self) -> dict[str, schema.SourceFile]:
@@ -176,8 +201,8 @@ def load_profile(name: str | Path, threads: int | None = None) -> Profile:
     """
     path = profile_path(str(name))
     file = schema.check(parse_yaml(text_of(path), str(path)), str(name))
-    counts = tables.thread_counts(file)
-    profile = _build(file, counts[0])
+    counts, kinds = tables.thread_counts(file), tables.kernel_kinds(file)
+    profile = _build(file, counts[0], kinds[0] if kinds else "")
     return profile if threads is None else profile.for_threads(threads)
 
 
@@ -227,7 +252,7 @@ def profile_path(name: str) -> Path:
     raise InputError(f"unknown profile {name!r}; {did_you_mean(name, [*known, 'cpu'])}")
 
 
-def _build(file: schema.ProfileFile, threads: int) -> Profile:
+def _build(file: schema.ProfileFile, threads: int, kernels: str) -> Profile:
     cores = None
     if file.cores is not None:
         part = file.cores
@@ -236,7 +261,7 @@ def _build(file: schema.ProfileFile, threads: int) -> Profile:
         name=file.name,
         device=file.device,
         file=file,
-        kernels=KernelTimes(tables.entries(file, threads)),
+        kernels=KernelTimes(tables.entries(file, threads, kernels)),
         fabric=tables.fabric(file),
         copies={part.kind: Line(part.launch_s, 1.0 / part.bytes_per_s) for part in file.copies},
         host={part.kind: (part.base_s, part.per_kernel_s) for part in file.host},
@@ -246,6 +271,7 @@ def _build(file: schema.ProfileFile, threads: int) -> Profile:
         allocator=Allocator(**file.allocator.model_dump(exclude={"source"})),
         threads=threads,
         thread_counts=tables.thread_counts(file),
+        priced_as=kernels,
     )
 
 

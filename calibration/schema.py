@@ -2,8 +2,9 @@
 
 A profile is YAML. `sources` says where numbers come from; every entry names one. Times are seconds, sizes bytes,
 rates FLOP/s or bytes/s. `threads` 0 means any (a GPU); a CPU profile has entries for each thread count that was
-measured. `tables` turns the checked file into the frozen tables lookups read. Raises plan.errors.InputError naming
-every bad number by its path in the file.
+measured. `kernels` of a kernel entry says under which `plan.kernels` it holds (`*`: under each): a GPU profile may
+hold eager, compiled and fused operators side by side. `tables` turns the checked file into the frozen tables lookups
+read. Raises plan.errors.InputError naming every bad number by its path in the file.
 """
 
 from __future__ import annotations
@@ -43,8 +44,12 @@ class _Sourced(_Part):
 
 
 class _Kernel(_Sourced):
+    """`issue_s`: host seconds to issue one execution (None: `per_kernel_s` of the host)."""
+
     dtype: str = "*"
     threads: Count = 0
+    kernels: Literal["*", "eager", "compiled", "triton"] = "*"
+    issue_s: Time | None = None
 
 
 class TileFile(_Part):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
 from calibration import schema
 from calibration.collectives import CollectiveTable, Fabric, Network, Wires, steps, wire_factor
 from calibration.forms import AttentionForm, GemmForm, RooflineForm, Tile, TileForm
@@ -10,14 +13,27 @@ from calibration.lookup import Curve, Line, Scatter
 from plan.ops import OPERATORS
 from plan.program import KernelCall
 
+KINDS = ("compiled", "triton", "eager")  # in the order in which one stands in for another
+Part = TypeVar("Part", schema.GemmFile, schema.AttentionFile, schema.MemoryFile)
 
-def entries(file: schema.ProfileFile, threads: int) -> list[Entry]:
-    """Kernel entries that hold for `threads` (entries with threads 0 hold always)."""
-    wanted = (0, threads)
-    found = [_gemm(part) for part in file.gemm if part.threads in wanted]
-    found += [_attention(part) for part in file.attention if part.threads in wanted]
-    found += [_memory(part) for part in file.memory if part.threads in wanted]
+
+def entries(file: schema.ProfileFile, threads: int, kernels: str) -> list[Entry]:
+    """Kernel entries that hold for `threads` (0: always) under `kernels` (`*`: under each); particular ones last."""
+
+    def held(parts: Sequence[Part]) -> list[Part]:
+        fitting = [part for part in parts if part.threads in (0, threads) and part.kernels in ("*", kernels)]
+        return sorted(fitting, key=lambda part: part.kernels != "*")
+
+    found = [_gemm(part) for part in held(file.gemm)]
+    found += [_attention(part) for part in held(file.attention)]
+    found += [_memory(part) for part in held(file.memory)]
     return found
+
+
+def kernel_kinds(file: schema.ProfileFile) -> tuple[str, ...]:
+    """The values of `plan.kernels` the profile has entries of its own for; () when it does not depend on them."""
+    kinds = {part.kernels for part in (*file.gemm, *file.attention, *file.memory)}
+    return tuple(kind for kind in KINDS if kind in kinds)
 
 
 def thread_counts(file: schema.ProfileFile) -> tuple[int, ...]:
@@ -44,7 +60,7 @@ def _gemm(part: schema.GemmFile) -> Entry:
         return form.seconds(bytes_, batch, m, n, k)
 
     scatter = Scatter.of([(p[:4], p[4]) for p in part.points], at) if part.points else None
-    return Entry(part.op, part.dtype, part.layout, gemm=form, scatter=scatter, sigma=part.sigma)
+    return Entry(part.op, part.dtype, part.layout, gemm=form, scatter=scatter, **_stated(part))
 
 
 def _attention(part: schema.AttentionFile) -> Entry:
@@ -58,12 +74,16 @@ def _attention(part: schema.AttentionFile) -> Entry:
         return form.seconds(OPERATORS[part.op].flops(call), b, heads, s, d)
 
     scatter = Scatter.of([(p[:5], p[5]) for p in part.points], at) if part.points else None
-    return Entry(part.op, part.dtype, part.variant, attention=form, scatter=scatter, sigma=part.sigma)
+    return Entry(part.op, part.dtype, part.variant, attention=form, scatter=scatter, **_stated(part))
 
 
 def _memory(part: schema.MemoryFile) -> Entry:
     curve = Curve.of(Line(part.launch_s, 1.0 / part.bytes_per_s), part.points)
-    return Entry(part.op, part.dtype, part.variant, memory=curve, sigma=part.sigma)
+    return Entry(part.op, part.dtype, part.variant, memory=curve, **_stated(part))
+
+
+def _stated(part: schema.GemmFile | schema.AttentionFile | schema.MemoryFile) -> dict[str, Any]:
+    return {"sigma": part.sigma, "source": part.source, "issue_s": part.issue_s}
 
 
 def fabric(file: schema.ProfileFile) -> Fabric:

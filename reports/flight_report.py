@@ -40,6 +40,7 @@ def report(
     model_tflops = model_flops_per_step(run, convention) * rate / gpus / 1e12
     hardware_tflops = hardware_flops_per_step(run, convention) * rate / gpus / 1e12
     peak = peak_tflops(run, profile)
+    priced = flight.profile
     steps = steps_of(run.budget.tokens, run.tokens_per_step, run.train.steps)
     return Forecast(
         step_time_s=step,
@@ -57,7 +58,7 @@ def report(
         memory=_memory(run, profile, flight),
         time=TimeShares(**flight.breakdown),
         cost=cost_of(step, steps, gpus, run.price_per_gpu_hour),
-        warnings=(*warnings, *_doubts(run, profile, hardware_tflops, peak), *coverage.warnings(program, profile)),
+        warnings=(*warnings, *_doubts(run, priced, hardware_tflops, peak), *coverage.warnings(program, priced)),
         notes=tuple(notes),
         not_modelled=tuple(NOT_MODELLED),
         run=run.to_dict(),
@@ -75,7 +76,7 @@ def _doubts(run: Run, profile: Profile, hardware_tflops: float, peak: float | No
             f"{hardware_tflops:.4g} TFLOP/s a GPU is above the peak of {peak:g} at {run.plan.precision}: profile "
             f"{profile.name} has too little measured at that precision, and the step is forecast too fast"
         )
-    priced = profile.file.versions.get("kernels", "eager" if run.cluster.device == "cpu" else "compiled")
+    priced = profile.priced_as or ("eager" if run.cluster.device == "cpu" else run.plan.kernels)
     if run.plan.kernels != priced:
         found.append(f"plan.kernels {run.plan.kernels}: profile {profile.name} prices every operator as {priced}")
     return found

@@ -58,7 +58,6 @@ class Pricer:
         return tuple(self._row(local, instruction, block) for local, instruction in enumerate(block.instructions))
 
     def _row(self, local: int, instruction: Instruction, block: Block) -> Row:
-        calls = sum(call.count for call in instruction.body)
         work_s = self._work_s(instruction, block)
         cost = None if instruction.comm is None else self._comm(instruction.comm)
         own, busy = self._shares(instruction, work_s) if cost is None else self._comm_shares(cost, work_s)
@@ -66,7 +65,7 @@ class Pricer:
             local=local,
             stream=STREAM_INDEX[instruction.stream],
             work_ps=picoseconds(work_s),
-            issue_ps=picoseconds(self.profile.host_issue_s(instruction.kind, calls)),
+            issue_ps=picoseconds(self.profile.host_issue_s(instruction.kind, instruction.body)),
             waits=instruction.waits,
             channel=self._channel(instruction),
             inner=self._inner(instruction),

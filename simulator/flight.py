@@ -106,12 +106,13 @@ def _uncollected() -> Iterator[None]:
 
 def _fly(program: StepProgram, run: Run, profile: Profile, unfold: bool, coarse: bool) -> Flight:
     synchronous = run.cluster.device == "cpu"
+    profile = profile.for_kernels(run.plan.kernels)
     if synchronous:
         profile = profile.for_threads(run.cluster.threads_per_rank)
     colours = fold(program, run.cluster, unfold, synchronous)
     contention = Contention.of(profile)
     cores = profile.cores.cores if synchronous and profile.cores is not None else None
-    wake_ps = picoseconds(profile.host_issue_s("wake", 0)) if synchronous else 0
+    wake_ps = picoseconds(profile.host_issue_s("wake")) if synchronous else 0
     engine = Engine(contention, synchronous, cores, wake_ps, PERIODS)
     plans = _Cutter(program, profile, contention, coarse and not synchronous)
     engine.ranks = [_rank(engine, colours, colour, plans) for colour in colours]

@@ -43,7 +43,8 @@ def measure_gpu(path: Path | None, base: str, kernels: str, progress: Progress |
     an unknown base profile and for what cannot be written."""
     from calibration.profile import load_profile
 
-    problems = [] if kernels in KERNELS else [f"--kernels {kernels}: {did_you_mean(kernels, list(KERNELS))}"]
+    names = list(dict.fromkeys(part.strip() for part in kernels.split(",")))
+    problems = [f"--kernels {name}: {did_you_mean(name, list(KERNELS))}" for name in names if name not in KERNELS]
     if problems:
         raise InputError(problems)
     load_profile(base)
@@ -54,7 +55,7 @@ def measure_gpu(path: Path | None, base: str, kernels: str, progress: Progress |
     except ModuleNotFoundError as error:
         raise _needs(error) from None
     try:
-        return calibrate_cuda(target, base, kernels, progress or (lambda what, done, of: None))
+        return calibrate_cuda(target, base, names, progress or (lambda what, done, of: None))
     except OSError as error:
         raise _unwritten(target, error) from None
 

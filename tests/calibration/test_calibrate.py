@@ -58,7 +58,7 @@ def test_the_profile_answers_for_what_a_step_asks(measured: Profile) -> None:
     small = measured.collective("all_reduce", 256, "fp32", Geometry(2))
     large = measured.collective("all_reduce", 2**26, "fp32", Geometry(2))
     assert 1e-6 < small.seconds < large.seconds < 60
-    assert measured.host_issue_s("F", 3) > 0
+    assert measured.host_issue_s("F") > 0
     assert measured.host_issue_s("AR") >= measured.host_issue_s("F")
     assert measured.cores is not None
     assert measured.cores.communication_demand > 0

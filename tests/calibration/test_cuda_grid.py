@@ -1,12 +1,19 @@
 """The GPU's grid: what it must contain, checked where there is no GPU."""
 
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
 import pytest
 import torch
 
-from calibration import cuda_bench, cuda_grid
+from calibration import calibrate_cuda, cuda_bench, cuda_grid
+from calibration.microbench import KernelPoint
+from calibration.profile import load_profile
+from calibration.timing import Timed
 from kernels.registry import POINTWISE
 from plan.errors import InputError
-from plan.ops import OPERATORS, flops_of
+from plan.ops import OPERATORS, bytes_of, flops_of
+from plan.program import KernelCall
 
 
 def test_every_memory_bound_operator_is_measured() -> None:
@@ -31,3 +38,62 @@ def test_compiled_operators_get_few_shapes() -> None:
 def test_without_a_gpu_the_message_says_what_to_do() -> None:
     with pytest.raises(InputError, match="no GPU is visible.*calibrate.*doctor"):
         cuda_bench.require_gpu()
+
+
+SLOW = {"eager": 4.0, "compiled": 1.5, "triton": 1.0}
+
+
+def pretend(calls: Iterable[KernelCall], kernels: str, budget_ms: float = 25.0) -> Iterator[KernelPoint]:
+    """A GPU of 1 TB/s and 100 TFLOP/s whose pointwise kernels are as good as `kernels` makes them."""
+    for call in calls:
+        factor = SLOW[kernels] if OPERATORS[call.op].kind == "memory" else 1.0
+        seconds = (5e-6 + bytes_of(call) / 1e12 + flops_of(call) / 1e14) * factor
+        yield KernelPoint(call, 0, Timed(seconds, 0.01, 7, 7, seconds))
+
+
+@pytest.fixture
+def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_bench, "require_gpu", lambda: torch.device("cpu"))
+    monkeypatch.setattr(cuda_bench, "measure", pretend)
+    monkeypatch.setattr(
+        cuda_bench, "issue_costs", lambda calls, kernels: {call.op: 1e-6 * SLOW[kernels] for call in calls}
+    )
+    monkeypatch.setattr(cuda_bench, "issue_s", lambda: 2e-6)
+    monkeypatch.setattr(cuda_bench, "context_bytes", lambda: 2**29)
+    device = {
+        "versions": {}, "machine": {"gpu": "pretended", "units": 132}, "probe": {"launch_s": 7e-6},
+        "copies": [{"source": "here", "kind": "h2d", "launch_s": 1e-5, "bytes_per_s": 5e10}],
+    }  # fmt: skip
+    monkeypatch.setattr(calibrate_cuda, "_device", lambda: device)
+
+
+def test_a_gpu_is_measured_under_each_kind_of_kernels(a_gpu: None, tmp_path: Path) -> None:
+    """Products and attention once; a plan's kernels choose among the others, on the device and on the host."""
+    path = calibrate_cuda.calibrate_cuda(tmp_path / "gpu.yaml", "h200-published", ("eager", "triton"))
+    profile = load_profile(path)
+    assert profile.kernel_kinds == ("triton", "eager")
+    assert {part.kernels for part in (*profile.file.gemm, *profile.file.attention)} == {"*"}
+    eager, fused = profile.for_kernels("eager"), profile.for_kernels("triton")
+    norm = KernelCall("rmsnorm_forward", (8192, 4096), "bf16")
+    assert eager.kernel_s(norm) == pytest.approx(4.0 * fused.kernel_s(norm), rel=1e-3)
+    assert eager.host_issue_s("F", [norm]) - fused.host_issue_s("F", [norm]) == pytest.approx(3e-6)
+    shared = KernelCall("embedding_forward", (8192, 2048, 128_256), "bf16")
+    assert eager.kernel_s(shared) == fused.kernel_s(shared)
+    assert profile.for_kernels("compiled").priced_as == "triton"
+
+
+def test_what_was_measured_survives_a_time_limit(a_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut_off(calls: Iterable[KernelCall], kernels: str, budget_ms: float = 25.0) -> Iterator[KernelPoint]:
+        if kernels == "triton":
+            raise TimeoutError
+        return pretend(calls, kernels)
+
+    monkeypatch.setattr(cuda_bench, "measure", cut_off)
+    with pytest.raises(TimeoutError):
+        calibrate_cuda.calibrate_cuda(tmp_path / "gpu.yaml", "h200-published", ("compiled", "triton"))
+    assert load_profile(tmp_path / "gpu.yaml").kernel_kinds == ("compiled",)
+
+
+def test_attention_of_two_libraries_stays_apart(a_gpu: None, tmp_path: Path) -> None:
+    profile = load_profile(calibrate_cuda.calibrate_cuda(tmp_path / "gpu.yaml", "h200-published"))
+    assert {part.variant for part in profile.file.attention} == {"flash", "cudnn"}

@@ -1,6 +1,7 @@
 """The shipped profiles are what the stated rows give, and stay within the residuals they state."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,10 +9,14 @@ import yaml
 
 from calibration import fit_published, published
 from calibration.collectives import Geometry
-from calibration.fit_sections import H100_FP8, PCIE, TREE, ranges
+from calibration.fit_sections import EAGER, H100_FP8, PCIE, TREE, ranges
 from calibration.profile import load_profile, shipped_profiles
+from calibration.traffic import eager_table
 from plan import presets
+from plan.compile import compile_run
 from plan.program import KernelCall
+from plan.run import load
+from simulator.flight import fly
 
 MAKERS = {"a100-80gb": fit_published.a100, "h100": fit_published.h100, "h200-published": fit_published.h200}
 # Mean absolute relative error a fit may have, by source.
@@ -130,6 +135,27 @@ def test_memory_bound_operators_run_at_their_share_of_the_copy() -> None:
     call = KernelCall("swiglu_forward", (16384, 14336), "bf16")
     bandwidth = 3 * 16384 * 14336 * 2 / profile.kernel_s(call)
     assert 0.96 * 4.27e12 < bandwidth < 4.27e12
+
+
+def test_eager_operators_are_priced_by_what_their_references_move_and_launch() -> None:
+    counted = eager_table()
+    assert counted.keys() == EAGER.keys()
+    for op, (launches, ratio) in counted.items():
+        assert (launches, pytest.approx(ratio, abs=0.006)) == EAGER[op], op
+    profile = load_profile("h100")
+    call = KernelCall("rmsnorm_forward", (8192, 8192), "bf16")
+    eager, compiled = profile.for_kernels("eager"), profile.for_kernels("compiled")
+    assert 9 < eager.kernel_s(call) / compiled.kernel_s(call) < 12
+    assert eager.host_issue_s("F", [call]) > 9 * 6.6e-6 > compiled.host_issue_s("F", [call]) > 6.6e-6
+
+
+@pytest.mark.parametrize(("model", "measured_s"), [("small", 0.21438), ("large", 0.24725)])
+def test_eager_training_on_one_h200_is_forecast_from_counted_traffic(model: str, measured_s: float) -> None:
+    """No eager kernel was measured for it: calibration/measured/h200-training.json against references counted."""
+    overrides = ["plan.kernels=eager", "cluster.profile=h200-published"]
+    run = load(Path(__file__).parents[2] / "examples" / f"h200-llama-{model}.yaml", overrides)
+    flight = fly(compile_run(run), run, load_profile("h200-published"))
+    assert flight.step_time_s == pytest.approx(measured_s, rel=0.05)
 
 
 def test_row_ranges_are_written_short() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from calibration.collectives import CommCost, Geometry, steps, wire_factor
@@ -45,8 +45,9 @@ class FakeProfile:
         one = self.launch_s * call.count + flops_of(call) / self.flops_per_s + bytes_of(call) / self.bytes_per_s
         return one * self.factor
 
-    def host_issue_s(self, kind: str, kernels: int) -> float:
-        return (self.wake_s if kind == "wake" else self.issue_s * (1 + kernels)) * self.factor
+    def host_issue_s(self, kind: str, body: Sequence[KernelCall] = ()) -> float:
+        launches = 1 + sum(call.count for call in body)
+        return (self.wake_s if kind == "wake" else self.issue_s * launches) * self.factor
 
     def collective(self, op: str, bytes_: int, dtype: str, geometry: Geometry, algorithm: str = "auto") -> CommCost:
         n = geometry.ranks
@@ -65,6 +66,9 @@ class FakeProfile:
 
     def covers(self, call: KernelCall) -> Covered:
         return Covered()
+
+    def for_kernels(self, kernels: str) -> FakeProfile:
+        return self
 
     def for_threads(self, threads: int) -> FakeProfile:
         return self

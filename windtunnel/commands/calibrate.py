@@ -16,7 +16,7 @@ def calibrate(
     base: Annotated[
         str, typer.Option(metavar="PROFILE", help="cuda: the profile that links and network are taken from.")
     ] = "h200-published",
-    kernels: Annotated[str, typer.Option(metavar="KIND", help="cuda: eager, compiled or triton.")] = "compiled",
+    kernels: Annotated[str, typer.Option(metavar="KINDS", help="cuda: some of eager,compiled,triton.")] = "compiled",
     as_json: o.Json = False,
 ) -> int:
     """Measure this machine into a profile (under 90 s on 2 cores); prints where it wrote and the residuals."""
