@@ -114,7 +114,8 @@ class RunSource:
 
 def _with_remedy(problem: str) -> str:
     """The option that mends what an importer found missing."""
-    return f"{problem}; --var NAME=VALUE defines it" if "is not defined in the script" in problem else problem
+    undefined = "is not defined in the script" in problem or "are not defined in the script" in problem
+    return f"{problem}; --var NAME=VALUE defines it" if undefined else problem
 
 
 def _from_stdin() -> dict[str, Any]:

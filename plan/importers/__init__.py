@@ -65,7 +65,7 @@ def import_file(
     ledger = Ledger(strict=strict)
     request = Request(cluster, nodes, model, deepspeed_semantics)
     if kind == "megatron":
-        script = read_script(text, variables)
+        script = read_script(text, variables, where)
         launch = torchtitan_script.find(script)
         if launch is None:
             run = megatron.translate(script, where.parent, request, ledger)

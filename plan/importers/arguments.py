@@ -8,6 +8,7 @@ Both `--flag value` and `--flag=value` are read. Old flag names are rewritten wi
 last value, as in argparse, with a warning.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from plan.importers import flags
@@ -96,6 +97,11 @@ class Arguments:
                 self.ledger.problem(sentence)
             return default
         return value
+
+    def file(self, flag: str, written: Container[str]) -> str | None:
+        """The value of a flag that names a file; a name not fully known serves when the script wrote that file."""
+        name = " ".join(self.given.get(flag, []))
+        return name if self.has(flag) and name in written else self.text(flag)
 
     def idle(self, flag: str, reason: str) -> None:
         """Note that a flag, if given, has no effect for `reason`; counts as translated."""

@@ -178,14 +178,15 @@ NO_EFFECT = (
         sample-rate  train-data-exact-num-epochs  aml-data-download-path nccl-communicator-config-path yaml-cfg
         train-sync-interval num-dataset-builder-threads object-storage-cache-path flight-recorder-dump-path
         flight-recorder-trace-buffer-size embedding-init-method-std lr-decay-tokens lr-warmup-tokens
-           master-addr master-port node-rank  name
+        master-addr master-port node-rank name kill-switch-path codecarbon-dir valid-num-workers
         """,
         1,
         1,
     )
     | _names(
         """data-path train-data-path valid-data-path test-data-path profile-ranks train-weighted-split-paths
-        valid-weighted-split-paths test-weighted-split-paths special-tokens iterations-to-skip""",
+        valid-weighted-split-paths test-weighted-split-paths train-weighted-split-paths-path
+        valid-weighted-split-paths-path test-weighted-split-paths-path special-tokens iterations-to-skip""",
         1,
         None,
     )
@@ -212,8 +213,8 @@ NO_EFFECT = (
         no-align-param-gather create-moe-param-group create-all-gather-group use-pin-memory dataloader-fast-cache-load
         dataloader-defer-npy-index-mmap repeated-dataloader apply-layernorm-1p layernorm-zero-centered-gamma inference
         disable-jit-fuser use-gloo-process-groups disable-gloo-process-groups use-one-sent-docs no-load-lr-state
-        reset-iteration reset-progress bert-no-binary-head
-           no-pad-vocab-size
+        reset-iteration reset-progress bert-no-binary-head no-pad-vocab-size norm-target-loss loss-on-targets-only
+        abort-on-unmet-fused-kernel-constraints
         no-use-tokenizer-model-from-checkpoint-args enable-msc disable-msc""",
         0,
         0,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from plan.importers.flags import TRANSLATED
 from plan.importers.ledger import Ledger
 from plan.importers.script import Command, Script
+from plan.importers.shell import PRINTERS
 from plan.importers.slurm import slurm_options
 from plan.importers.world import Quantity, Statement
 
@@ -74,26 +75,41 @@ def find_launch(script: Script, ledger: Ledger) -> Launch | None:
             f"line {command.line} starts with a flag: a backslash is missing at the end of a line before it, so bash"
             f" does not pass {', '.join(word for word in command.words if word.startswith('--'))}; not applied"
         )
-    different = {command.words: command for command in candidates}
+    different = {(launch.flags, launch.program): command for command in candidates for launch in [_split(command)]}
     if len(different) > 1:
-        lines = ", ".join(str(command.line) for command in different.values())
-        ledger.problem(
-            f"the script starts {len(different)} different training commands (lines {lines}); keep the one to import"
-        )
+        ledger.problem(_several(list(different.values())))
         return None
     if candidates:
-        command = candidates[0]
-        if command.conditional:
+        command = next((each for each in reversed(candidates) if not each.condition), candidates[-1])
+        launchers = {each.words: each for each in candidates}
+        if len(launchers) > 1:
             ledger.warn(
-                f"the training command in line {command.line} runs only under a condition that is not known; it is"
-                " taken to run"
+                f"lines {_lines(list(launchers.values()))} start the same training under different launchers: line"
+                f" {command.line} is taken"
+            )
+        elif command.condition:
+            ledger.warn(
+                f"the training command in line {command.line} depends on {command.condition}: it is taken to run"
             )
         return _split(command)
     return _from_variables(script, ledger)
 
 
+def _several(commands: list[Command]) -> str:
+    deciding = "; ".join(dict.fromkeys(each.condition for each in commands if each.condition))
+    return (
+        f"the script starts {len(commands)} different training commands (lines {_lines(commands)})"
+        + (f", and which one runs depends on {deciding}" if deciding else "")
+        + "; keep the one to import"
+    )
+
+
+def _lines(commands: list[Command]) -> str:
+    return ", ".join(dict.fromkeys(str(command.line) for command in commands))
+
+
 def _runs_a_model(command: Command) -> bool:
-    if command.words[0] in ("echo", "printf", "cat", "tee", "sed"):
+    if command.words[0] in PRINTERS:
         return False
     return any(word.split("=")[0] in MODEL_FLAGS for word in command.words)
 
@@ -113,6 +129,9 @@ def _from_variables(script: Script, ledger: Ledger) -> Launch | None:
     outer = [name for name in holders if name not in inner] or list(holders)
     words = [word for name in outer for word in holders[name]]
     if not any(word.split("=")[0] in MODEL_FLAGS for word in words):
+        if (unknown := _unknown_flags(script)) is not None:
+            ledger.problem(unknown)
+            return None
         other = next(
             (
                 c
@@ -135,6 +154,20 @@ def _from_variables(script: Script, ledger: Ledger) -> Launch | None:
         words[place] if place >= 0 else "",
         "variables " + ", ".join(outer),
     )
+
+
+def _unknown_flags(script: Script) -> str | None:
+    """Why a command that starts a training program has no flags: they are in a value that is unknown."""
+    for command in script.commands:
+        program = next((word for word in command.words if re.search(r"(train|pretrain)\w*\.py$", word)), None)
+        reasons = [(word, why) for word in command.words for why in script.expander.why(word)[:1]]
+        if program is not None and reasons and command.words[0] not in PRINTERS:
+            word, why = reasons[-1]
+            return (
+                f"line {command.line} starts {program} with {script.expander.show(word)}, whose value is unknown:"
+                f" {why.sentence()}"
+            )
+    return None
 
 
 def _words(value: str | list[str]) -> list[str]:

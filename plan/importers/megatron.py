@@ -26,7 +26,15 @@ from plan.importers.megatron_training import training_sections
 from plan.importers.script import Script
 from plan.importers.world import World, agree, cluster_section
 
-OTHER_MODELS = re.compile(r"(pretrain|train)_(bert|t5|ict|vision|vlm|mamba|hybrid|retro|mimo|biencoder)")
+OTHER_MODELS = re.compile(
+    r"(pretrain|train)_(bert|t5|ict|vision|vlm|mamba|hybrid|retro|mimo|biencoder)|(multimodal|mimo)/(\w+/)*\w*train\w*\.py"
+)
+NO_TRAINING = re.compile(
+    r"generat|inference|eval|analy[sz]|preprocess|convert|server|export|quantize|prompt|retriever|(^|/)tasks/",
+    re.IGNORECASE,
+)
+TRAINING = re.compile(r"train\w*(\.py)?$", re.IGNORECASE)
+"""Programs that read a model's flags and do something else than train it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +57,11 @@ def translate(script: Script, folder: Path, request: Request, ledger: Ledger) ->
     """The run of a script. Problems go to the ledger; what can be translated is."""
     for warning in script.warnings:
         ledger.warn(warning)
-    for problem in script.problems:
-        ledger.problem(problem)
     said = pragmas(script.text, ledger)
     launch = find_launch(script, ledger)
     if launch is None:
         return said
-    if OTHER_MODELS.search(launch.program):
-        ledger.not_yet(f"the model of {launch.program}", "a decoder-only GPT (pretrain_gpt.py)")
+    _program(launch, ledger)
     arguments = Arguments.parse(launch.flags, script.expander, ledger)
     cluster, world = _cluster(script, launch, said, request, ledger)
     model = _model(arguments, request, ledger)
@@ -73,6 +78,18 @@ def translate(script: Script, folder: Path, request: Request, ledger: Ledger) ->
         if isinstance(said.get(section), Mapping):
             run[section] = presets.merge(run.get(section, {}), said[section])
     return run
+
+
+def _program(launch: Launch, ledger: Ledger) -> None:
+    """Refuse a program that trains another kind of model or does not train; warn about one nobody knows."""
+    module = next((launch.launcher[i + 1] for i, word in enumerate(launch.launcher[:-1]) if word == "-m"), "")
+    program = launch.program or ("" if module.startswith("torch.") else module)
+    if OTHER_MODELS.search(program):
+        ledger.not_yet(f"the model of {program}", "a decoder-only GPT (pretrain_gpt.py)")
+    elif NO_TRAINING.search(program) and not TRAINING.search(program):
+        ledger.problem(f"{launch.where} starts {program}, which does not pre-train; give a script that trains")
+    elif program and not TRAINING.search(program):
+        ledger.warn(f"{program} is taken to train a decoder-only GPT, as pretrain_gpt.py does")
 
 
 def pragmas(text: str, ledger: Ledger) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def lay_deepspeed(
     ledger: Ledger,
 ) -> None:
     """Lay the DeepSpeed configuration over the plan: JSON wins for ZeRO, both must agree on the batch."""
-    used, name, stage = a.has("--deepspeed"), a.text("--deepspeed_config"), a.integer("--zero-stage")
+    used, name, stage = a.has("--deepspeed"), a.file("--deepspeed_config", script.files), a.integer("--zero-stage")
     alone = a.has("--no-pipeline-parallel")
     a.idle("--deepspeed-activation-checkpointing", "of its own: --checkpoint-activations decides what is recomputed")
     a.idle("--zero-reduce-bucket-size", "here: the buckets of the DeepSpeed JSON are taken")
@@ -38,9 +38,10 @@ def lay_deepspeed(
             run["plan"]["schedule"] = "zb-h1"
         return
     if not used:
+        shown = script.expander.show(name or "")
         ledger.warn(
-            f"--deepspeed_config {name} has no effect without --deepspeed; it is applied, as the script seems to"
-            " mean it"
+            f"--deepspeed_config {shown} has no effect without --deepspeed; it is applied, as the script seems"
+            " to mean it"
         )
     plan: dict[str, Any] = run["plan"]
     if a.has("--enable-zbh1-pipeline"):

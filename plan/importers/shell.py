@@ -8,34 +8,39 @@
 
 Variables, defaults, arrays, arithmetic and tests are evaluated; commands are only recorded. When a condition cannot be
 known, both branches are followed and what they leave different becomes unknown, with the condition as the reason. A
-sourced file is a problem that names the file, because whatever it defines is missing here.
+sourced file is read where it stands beside the script; after one that is not, undefined variables may have any value.
 """
 
 import copy
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from plan.errors import InputError
 from plan.importers import shell_tree as tree
 from plan.importers.script import Command, Script
+from plan.importers.shell_assign import assigned, counted
 from plan.importers.shell_expand import Value
+from plan.importers.shell_files import found, heredoc, piped, written
 from plan.importers.shell_parse import DECLARATIONS, parse
-from plan.importers.shell_syntax import Heredoc
 from plan.importers.shell_tests import both, either, negate, truth
-from plan.importers.shell_tree import Assign, Node, Simple
+from plan.importers.shell_tree import Node, Simple
 from plan.importers.slurm import slurm_variables
 
 SHELLS = frozenset({"bash", "sh", "/bin/bash", "/bin/sh"})
 ENVIRONMENT_FILES = re.compile(r"(\bactivate$|bashrc$|bash_profile$|\.profile$|/etc/profile|conda\.sh$|/etc/bashrc)")
+PRINTERS = frozenset({"echo", "printf", "cat", "tee", "sed"})
 MAXIMUM_DEPTH = 40
 MAXIMUM_STEPS = 100_000
 
 
-def read_script(text: str, variables: Mapping[str, str] | None = None) -> Script:
-    """Evaluate a script. `variables` are set beforehand, as if exported. Raises `InputError` when the text is not a
-    script.
+def read_script(text: str, variables: Mapping[str, str] | None = None, path: Path | None = None) -> Script:
+    """Evaluate a script. `variables` are set beforehand, as if exported; `path` is where it stands, for the files
+    beside it. Raises `InputError` when the text is not a script.
     """
-    script = Script(text)
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n")
+    script = Script(text, path.parent if path else None)
+    script.expander.name = f"./{path.name if path else 'script.sh'}"
     script.expander.variables |= slurm_variables(text)
     script.expander.variables |= dict(variables or {})
     try:
@@ -54,7 +59,7 @@ class _Walk:
         self.expander = script.expander
         self.functions: dict[str, list[Node]] = {}
         self.depth = 0
-        self.unknown_conditions = 0
+        self.conditions: list[str] = []
         self.steps = 0
 
     def run(self, nodes: list[Node]) -> bool | None:
@@ -73,6 +78,7 @@ class _Walk:
             case tree.Chain():
                 return self.chain(node)
             case tree.Pipeline():
+                piped(self.script, node)
                 statuses = [self.node(part) for part in node.parts]
                 return negate(statuses[-1]) if node.negated else statuses[-1]
             case tree.If():
@@ -80,7 +86,7 @@ class _Walk:
             case tree.For():
                 self.loop(node)
             case tree.While():
-                self.either_way([node.body, []], f"the loop in line {node.line}")
+                self.while_(node)
             case tree.Case():
                 self.case(node)
             case tree.Function():
@@ -95,7 +101,7 @@ class _Walk:
         status = self.node(node.first)
         for operator, following in node.rest:
             if status is None:
-                self.either_way([[following], []], "a test before " + operator)
+                self.either_way([[following], []], self.because(f"the test before {operator}"))
             elif status == (operator == "&&"):
                 status = self.node(following)
             else:
@@ -108,6 +114,7 @@ class _Walk:
             self.run(otherwise)
             return
         condition, body = branches[0]
+        self.expander.tested.clear()
         status = self.run(condition)
         if status is True:
             self.run(body)
@@ -115,18 +122,29 @@ class _Walk:
             self.branches(branches[1:], otherwise, line)
         else:
             rest: list[Node] = [tree.If(line, branches[1:], otherwise)]
-            self.either_way([body, rest], f"the condition in line {line}")
+            self.either_way([body, rest], self.because(f"the condition in line {line}"))
+
+    def because(self, what: str) -> str:
+        """`what` is unknown, with the undefined variables that it asks about."""
+        names = list(dict.fromkeys(entry.detail for entry in self.expander.tested if entry.kind == "undefined"))
+        self.expander.tested.clear()
+        if not names:
+            return what
+        beside = f" ({self.expander.unread})" if self.expander.unread else ""
+        if len(names) == 1:
+            return f"{what}, where the variable {names[0]} is not defined in the script{beside}"
+        return f"{what}, where the variables {', '.join(names)} are not defined in the script{beside}"
 
     def either_way(self, bodies: list[list[Node]], reason: str) -> None:
         """Follow every body from the same state; variables they leave different become unknown for `reason`."""
         before = dict(self.expander.variables)
         outcomes: list[dict[str, Value]] = []
-        self.unknown_conditions += 1
+        self.conditions.append(reason)
         for body in bodies:
             self.expander.variables = copy.deepcopy(before)
             self.run(body)
             outcomes.append(self.expander.variables)
-        self.unknown_conditions -= 1
+        self.conditions.pop()
         merged: dict[str, Value] = {}
         for name in dict.fromkeys(name for outcome in outcomes for name in outcome):
             values = [outcome.get(name) for outcome in outcomes]
@@ -140,7 +158,7 @@ class _Walk:
         self.expander.variables = merged
 
     def loop(self, node: tree.For) -> None:
-        items = [field for raw in node.words for field in self.expander.fields(raw)]
+        items = [field for raw in node.words for field in counted(raw) or self.expander.fields(raw)]
         if any(self.expander.why(item) for item in items):
             self.either_way([node.body, []], f"the loop in line {node.line}")
             return
@@ -148,10 +166,18 @@ class _Walk:
             self.expander.variables[node.name] = item
             self.run(node.body)
 
+    def while_(self, node: tree.While) -> None:
+        """A loop that ends before it begins is passed over; how often another runs is unknown."""
+        self.expander.tested.clear()
+        status = self.run(node.condition) if node.condition else None
+        if status is None or status == (not node.until):
+            self.either_way([node.body, []], self.because(f"the loop in line {node.line}"))
+
     def case(self, node: tree.Case) -> None:
         word = self.expander.text(node.word)
-        if self.expander.why(word):
-            self.either_way([body for _, body in node.arms] + [[]], f"the case in line {node.line}")
+        if reasons := self.expander.why(word):
+            self.expander.tested = reasons
+            self.either_way([body for _, body in node.arms] + [[]], self.because(f"the case in line {node.line}"))
             return
         for patterns, body in node.arms:
             quoted = ["[[", '"$__case"', "==", *()]
@@ -177,14 +203,17 @@ class _Walk:
             self.expander.variables[name] = self.expander.arithmetic(expression)
             return True
         value = self.expander.arithmetic(node.expression)
+        self.expander.tested += self.expander.why(value)
         return None if self.expander.why(value) else value != "0"
 
     def simple(self, node: Simple) -> bool | None:
         words = [field for raw in node.words for field in self.expander.fields(raw)] if not self._is_test(node) else []
+        if words[:1] in (["declare"], ["local"], ["typeset"]) and "-A" in words:
+            self.expander.maps |= {*words[words.index("-A") + 1 :], *(assign.name for assign in node.assigns)}
         if not node.words or (words and words[0] in DECLARATIONS):
             for assign in node.assigns:
-                self.assign(assign)
-        self.write_files(node, words)
+                assigned(self.script, assign)
+        written(self.script, node, words)
         if self._is_test(node):
             return truth(node.words, self.expander, double=node.words[0] == "[[")
         return self.command(words, node) if words else True
@@ -192,46 +221,6 @@ class _Walk:
     @staticmethod
     def _is_test(node: Simple) -> bool:
         return bool(node.words) and node.words[0] in ("[", "[[", "test")
-
-    def assign(self, assign: Assign) -> None:
-        self.expander.used.clear()
-        old = self.expander.variables.get(assign.name)
-        if assign.items is not None:
-            items = [field for raw in assign.items for field in self.expander.fields(raw)]
-            blank = [item for item in items if item.strip() == ""]
-            if blank:
-                self.script.warnings.append(
-                    f"array {assign.name}: a backslash followed by a blank adds an empty argument; it is dropped"
-                )
-            value: Value = [item for item in items if item.strip()]
-            if assign.append and old is not None:
-                value = [*([old] if isinstance(old, str) else old), *value]
-        elif assign.index is not None:
-            value = [*(old if isinstance(old, list) else []), self.expander.text(assign.value)]
-        else:
-            text = self.expander.text(assign.value)
-            value = text
-            if assign.append and old is not None:
-                value = [old[0] + text if old else text, *old[1:]] if isinstance(old, list) else old + text
-        self.script.made_from[assign.name] = set(self.expander.used) | (
-            self.script.made_from.get(assign.name, set()) if assign.append else set()
-        )
-        self.expander.variables[assign.name] = value
-
-    def write_files(self, node: Simple, words: list[str]) -> None:
-        target = next((target for operator, target in node.redirects if operator in (">", ">>", ">|")), None)
-        name = (
-            self.expander.text(target) if target else (words[-1] if words[:1] == ["tee"] and len(words) > 1 else None)
-        )
-        if name is None:
-            return
-        if node.heredocs:
-            self.script.files[name] = "".join(self._heredoc(doc) for doc in node.heredocs)
-        elif words[:1] in (["echo"], ["printf"]):
-            self.script.files[name] = " ".join(words[1:]) + "\n"
-
-    def _heredoc(self, doc: Heredoc) -> str:
-        return doc.body if doc.quoted else self.expander.heredoc(doc.body)
 
     def command(self, words: list[str], node: Simple) -> bool | None:
         name, line = words[0], node.line
@@ -247,19 +236,25 @@ class _Walk:
         elif name in self.functions:
             return self.call(name, words[1:], line)
         elif name in SHELLS | {"sbatch"} and node.heredocs:
-            return self.nested(self._heredoc(node.heredocs[0]), line)
+            return self.nested(heredoc(self.script, node.heredocs[0]), line)
         elif name in SHELLS | {"sbatch"} and words[-1] in self.script.files:
             return self.nested(self.script.files[words[-1]], line)
         elif name == "read" and node.heredocs:  # read -r -d '' ARGUMENTS <<EOF
-            self.expander.variables[words[-1]] = self._heredoc(node.heredocs[0]).strip()
+            self.expander.variables[words[-1]] = heredoc(self.script, node.heredocs[0]).strip()
+        elif name == "set":
+            self.options(words[1:])
+        elif name == "let":
+            for word in words[1:]:
+                self.arithmetic(tree.Arithmetic(line, word))
+        elif name == "read":
+            for word in words[1:]:
+                if word.isidentifier():
+                    self.expander.variables[word] = self.expander.opaque("command", "read")
         elif name in DECLARATIONS or name in (
-            "set",
             "shift",
             "cd",
             "exit",
             "return",
-            "read",
-            "let",
             "wait",
             "trap",
             "shopt",
@@ -272,15 +267,33 @@ class _Walk:
             return None if name in ("command", "which", "type", "grep", "hash", "nvidia-smi") else True
         return True
 
+    def options(self, words: list[str]) -> None:
+        """`set -u`, `set +u`, `set -euo pipefail`, `set -o nounset`, and the arguments of `set -- a b`."""
+        if "--" in words:
+            place = words.index("--")
+            self.expander.variables |= {"@": words[place + 1 :]}
+            self.expander.variables |= {str(i): word for i, word in enumerate(words[place + 1 :], 1)}
+            words = words[:place]
+        for number, word in enumerate(words):
+            named = word in ("-o", "+o") and words[number + 1 : number + 2] == ["nounset"]
+            if named or (word[:1] in ("-", "+") and "u" in word):
+                self.expander.nounset = word[0] == "-"
+
     def source(self, words: list[str], line: int) -> None:
-        shown = self.expander.show(words[1]) if len(words) > 1 else "nothing"
+        """A file beside the script is read; of another, only what it is used for can be said."""
+        name = words[1] if len(words) > 1 else "nothing"
+        shown = self.expander.show(name)
         if ENVIRONMENT_FILES.search(shown):
             self.script.warnings.append(f"line {line}: {shown} is not read; it is taken to set up an environment only")
-            return
-        self.script.problems.append(
-            f"line {line} sources {shown}, which is not read, so what it defines is unknown; "
-            "write its variables into the script, or delete the line if it only prepares an environment"
-        )
+        elif (text := found(self.script, name)) is not None:
+            self.script.warnings.append(f"line {line}: {shown} is read beside the script")
+            self.nested(text, line)
+        else:
+            self.script.warnings.append(
+                f"line {line} sources {shown}, which is not found beside the script: what it defines is unknown, and"
+                " what was defined before is taken as it was"
+            )
+            self.expander.unread = f"line {line} sources {shown}, which is not read"
 
     def record(self, words: list[str], line: int) -> None:
         """Record a command; a nested `bash -c "…"` is evaluated and its prefix kept as the launcher."""
@@ -291,12 +304,14 @@ class _Walk:
         if place is not None and place + 2 < len(words):
             before = len(self.script.commands)
             self.nested(words[place + 2], line)
-            inner = self.script.commands[before:]
+            nested = self.script.commands[before:]
             self.script.commands[before:] = [
-                Command((*words[:place], *found.words), line, found.conditional) for found in inner
+                Command((*words[:place], *inner.words), line, inner.condition)
+                for inner in nested
+                if inner.words[0] not in PRINTERS
             ]
             return
-        self.script.commands.append(Command(tuple(words), line, self.unknown_conditions > 0))
+        self.script.commands.append(Command(tuple(words), line, self.conditions[-1] if self.conditions else ""))
 
     def nested(self, text: str, line: int) -> bool | None:
         if self.depth >= MAXIMUM_DEPTH:
@@ -305,7 +320,7 @@ class _Walk:
         before = len(self.script.commands)
         status = self.run(parse(text))
         self.script.commands[before:] = [
-            Command(found.words, line, found.conditional) for found in self.script.commands[before:]
+            Command(inner.words, line, inner.condition) for inner in self.script.commands[before:]
         ]
         self.depth -= 1
         return status

@@ -13,11 +13,14 @@ from typing import Literal
 from plan.errors import InputError
 from plan.importers.shell_arithmetic import evaluate
 from plan.importers.shell_operate import operate
+from plan.importers.shell_substitute import substitute
 
 Value = str | list[str]
+Kind = Literal["undefined", "positional", "command", "condition", "unsupported"]
 OPAQUE = re.compile("\ue000(\\d+)\ue001")
 SHELL_OWN = frozenset({"RANDOM", "SECONDS", "HOSTNAME", "PWD", "HOME", "USER", "UID", "PPID"})
 """Variables the shell itself sets: known to exist, not known in value."""
+ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 MAXIMUM_LENGTH = 1_000_000
 NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
 
@@ -26,13 +29,16 @@ NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
 class Opaque:
     """Why a value is unknown: `detail` names the variable, command or condition."""
 
-    kind: Literal["undefined", "positional", "command", "condition", "unsupported"]
+    kind: Kind
     detail: str
+    beside: str = ""
+    """What else to know: the sourced file that may define it."""
 
     def sentence(self) -> str:
         """The reason, to follow "… is unknown: "."""
         return {
-            "undefined": f"the variable {self.detail} is not defined in the script",
+            "undefined": f"the variable {self.detail} is not defined in the script"
+            + (f" ({self.beside})" if self.beside else ""),
             "positional": f"it comes from the script's argument {self.detail}",
             "command": f"it is the output of the command {self.detail}, which is not executed",
             "condition": f"it depends on {self.detail}",
@@ -48,12 +54,20 @@ class Expander:
     opaques: list[Opaque] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
+    tested: list[Opaque] = field(default_factory=list)
+    """Why the conditions of the current command are unknown."""
+    maps: set[str] = field(default_factory=set)
+    """Names of associative arrays."""
+    nounset: bool = False
+    """Whether `set -u` is on."""
+    unread: str = ""
+    """A sourced file that nobody could read, as a sentence: what it defines is unknown."""
+    name: str = "./script.sh"
+    """What `$0` is: the script, seen from its folder."""
 
-    def opaque(
-        self, kind: Literal["undefined", "positional", "command", "condition", "unsupported"], detail: str
-    ) -> str:
+    def opaque(self, kind: Kind, detail: str, beside: str = "") -> str:
         """A marker string standing for an unknown value."""
-        entry = Opaque(kind, detail)
+        entry = Opaque(kind, detail, beside)
         if entry not in self.opaques:
             self.opaques.append(entry)
         return f"\ue000{self.opaques.index(entry)}\ue001"
@@ -86,11 +100,17 @@ class Expander:
         if name in "@*":
             self.notes.append("extra arguments of the script ($@) are taken as none")
             return []
-        if name in "#?!$-":
+        if name == "#":
+            return str(len(self.variables.get("@", [])))
+        if name in "?!$-":
             return self.opaque("unsupported", f"${name}")
+        if name in ("0", "BASH_SOURCE"):
+            return self.name
         if name in SHELL_OWN:
             return self.opaque("command", f"${name}")
-        return self.opaque("positional", f"${name}") if name.isdigit() else self.opaque("undefined", f"${name}")
+        if name.isdigit():
+            return self.opaque("positional", f"${name}")
+        return self.opaque("undefined", f"${name}", self.unread)
 
     def arithmetic(self, expression: str) -> str:
         """Value of `$(( expression ))`; unknown operands make it opaque, with their reason."""
@@ -149,6 +169,8 @@ class _Walk:
                 self.at = end + 1
             elif char == '"' and not self.here:
                 self._double()
+            elif char == "$" and self.raw[self.at + 1 : self.at + 2] in ("'", '"') and not self.here:
+                self._ansi()
             elif char in "$`":
                 self._spread(self._dollar(), quoted=self.here)
             else:
@@ -156,6 +178,15 @@ class _Walk:
                 self.at += 1
         self._close()
         return self.done
+
+    def _ansi(self) -> None:
+        """`$'a\\tb'` with its escapes; `$"text"` (for translation) is `"text"`."""
+        self.at += 1
+        if self.raw[self.at] == '"':
+            return
+        end = self.raw.index("'", self.at + 1)
+        self._literal(re.sub(r"\\(.)", lambda m: ESCAPES.get(m[1], m[1]), self.raw[self.at + 1 : end]))
+        self.at = end + 1
 
     def _literal(self, text: str) -> None:
         self.length += len(text)
@@ -221,14 +252,16 @@ class _Walk:
         if raw[start] == "`":
             end = raw.index("`", start + 1)
             self.at = end + 1
-            return self._command(raw[start + 1 : end])
+            return substitute(self.owner, raw[start + 1 : end])
+        if raw.startswith("$[", start):
+            return self.owner.arithmetic(self._bracketed(start + 1, "[", "]"))
         if raw.startswith("$((", start):
             body = self._bracketed(start + 1, "(", ")")
             if body.startswith("(") and body.endswith(")"):
                 return self.owner.arithmetic(body[1:-1])
-            return self._command(body)
+            return substitute(self.owner, body)
         if raw.startswith("$(", start):
-            return self._command(self._bracketed(start + 1, "(", ")"))
+            return substitute(self.owner, self._bracketed(start + 1, "(", ")"))
         if raw.startswith("${", start):
             return self._braced(self._bracketed(start + 1, "{", "}"))
         match = NAME.match(raw, start + 1)
@@ -247,16 +280,6 @@ class _Walk:
                 self.at = position + 1
                 return self.raw[start + 1 : position]
         raise InputError(f"{self.raw[start:]!r}: {opening} is never closed")
-
-    def _command(self, command: str) -> Value:
-        words = command.split()
-        if words == ["pwd"]:
-            return "."
-        if words[:1] == ["echo"] and not any(sign in command for sign in "|;&<>"):
-            return " ".join(" ".join(self.owner.fields(word)) for word in words[1:] if word != "-n")
-        if words[:1] == ["expr"]:
-            return self.owner.arithmetic(" ".join(words[1:]).replace("\\*", "*"))
-        return self.owner.opaque("command", " ".join(words))
 
     def _braced(self, body: str) -> Value:
         if body.startswith("#") and len(body) > 1:
@@ -280,6 +303,8 @@ class _Walk:
         if not index:
             value = self.owner.read(name)
             return (value[0] if value else "") if isinstance(value, list) and name not in "@*" else value
+        if name in self.owner.maps:
+            return self._of_map(name, index)
         value = self.owner.read(name)
         items = [value] if isinstance(value, str) else value
         if index in "@*":
@@ -288,6 +313,14 @@ class _Walk:
         if self.owner.why(place):
             return place
         return items[int(place)] if -len(items) <= int(place) < len(items) else ""
+
+    def _of_map(self, name: str, index: str) -> Value:
+        if index in "@*":
+            found = [value for key, value in self.owner.variables.items() if key.startswith(f"{name}[")]
+            return [value for value in found if isinstance(value, str)]
+        key = self.owner.text(index)
+        reasons = self.owner.why(key)
+        return OPAQUE.search(key).group() if reasons else self.owner.read(f"{name}[{key}]")  # type: ignore[union-attr]
 
 
 def _split(value: str) -> list[str]:

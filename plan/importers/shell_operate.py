@@ -20,8 +20,8 @@ def operate(owner: Expander, name: str, value: Value, operation: str) -> Value:
             return "" if missing else owner.text(word)
         if not missing:
             return value
-        if sign == "?":
-            return owner.opaque("undefined", f"${name}")
+        if sign == "?" or (owner.unread and unset):
+            return owner.opaque("undefined", f"${name}", owner.unread)
         default = owner.text(word)
         if sign == "=":
             owner.variables[name] = default

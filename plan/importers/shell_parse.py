@@ -174,8 +174,8 @@ class _Parser:
 
     def _while(self) -> Node:
         token = self.take()
-        self.body(frozenset({"do"}))
-        return While(token.line, self._do_body(token.line, token.text))
+        condition = self.body(frozenset({"do"}))
+        return While(token.line, self._do_body(token.line, token.text), condition, token.text == "until")
 
     def _case(self) -> Node:
         line = self.take().line

@@ -1,8 +1,11 @@
 """Truth of the conditions in a launch script: `[ ]`, `test`, `[[ ]]`. Three-valued: None when it depends on what is not
 known.
 
-An undefined variable counts as the empty string here, as in bash, so that `if [ -z "$NNODES" ]; then NNODES=1; fi`
-means what it says. Tests of files and of command output are unknown.
+Asking whether an undefined variable is empty has an answer: `if [ -z "$NNODES" ]; then NNODES=1; fi` means what it
+says, and so do `[ "$X" ]`, `[ "$X" = "" ]` and `[ x$X = x ]`. Comparing it with anything else has none, because its
+value was to come from outside; the variable is remembered in `Expander.tested`. Under `set -u` an undefined variable
+stops the script, so it must come from outside, and even its emptiness is unknown; so it is after a sourced file that
+nobody could read. Tests of files and of command output are unknown.
 """
 
 import fnmatch
@@ -87,13 +90,19 @@ class _Or:
 
     def _known(self, text: str) -> str | None:
         """The text with undefined variables as empty; None when anything else in it is unknown."""
-        if any(entry.kind != "undefined" for entry in self.expander.why(text)):
-            return None
+        reasons = self.expander.why(text)
+        if self.expander.nounset or self.expander.unread or any(entry.kind != "undefined" for entry in reasons):
+            self.expander.tested += reasons
+            return None if reasons else text
         return OPAQUE.sub("", text)
 
     def _compare(self, left: str, operator: str, right: str) -> bool | None:
         known_left, known_right = self._known(left), self._known(right)
         if known_left is None or known_right is None or operator in ("=~", "<", ">"):
+            return None
+        reasons = self.expander.why(left + right)
+        if reasons and (operator in INTEGER_TESTS or known_left != known_right):  # not the question whether it is empty
+            self.expander.tested += reasons
             return None
         if operator in INTEGER_TESTS:
             try:

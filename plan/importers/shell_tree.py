@@ -72,10 +72,12 @@ class For:
 
 @dataclass(slots=True)
 class While:
-    """`while` or `until`: what it changes cannot be known without running it."""
+    """`while` or `until` (a `for (( ))` has no condition): how often it runs cannot be known without running it."""
 
     line: int
     body: list["Node"]
+    condition: list["Node"] = field(default_factory=list)
+    until: bool = False
 
 
 @dataclass(slots=True)

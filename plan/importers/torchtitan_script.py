@@ -24,8 +24,8 @@ def find(script: Script) -> Command | None:
 
 def tables(script: Script, command: Command, folder: Path, sized: bool, ledger: Ledger) -> tuple[dict[str, Any], World]:
     """The configuration (dotted keys) after overrides, and what the launcher says about the size of the job."""
-    for problem in script.problems:
-        ledger.problem(problem)
+    for warning in script.warnings:
+        ledger.warn(warning)
     for other in script.commands:
         if other is not command and other.words[0].startswith("--"):
             dropped = ", ".join(word for word in other.words if is_flag(word))

@@ -60,6 +60,15 @@ def run(text: str) -> list[str]:
         ("go {a,b} *.py ~/x", ["go", "{a,b}", "*.py", "~/x"]),
         ("[ -d x ] || exit 1\ngo 1", ["go", "1"]),
         ("cd x && go 1 || go 2", ["go", "1"]),
+        ('declare -A L=([7b]=32 ["13b"]=40)\nM=13b\ngo ${L[$M]} ${L[7b]}', ["go", "40", "32"]),
+        ("declare -A L\nL[a]=1\nL[b]=2\ngo ${L[@]}", ["go", "1", "2"]),
+        ('A=(1 2 3)\nA[1]=x\nA[3]=y\ngo "${A[@]}"', ["go", "1", "x", "3", "y"]),
+        ("go $'a\\tb' $\"c d\" $[2*3]", ["go", "a\tb", "c d", "6"]),
+        ('let "N=4*2"\ngo $N', ["go", "8"]),
+        ('set -- a b\ngo $2 $# "$@"', ["go", "b", "2", "a", "b"]),
+        ("A=1; while [[ $# -gt 0 ]]; do A=$1; shift; done\ngo $A", ["go", "1"]),
+        ("A=1; until true; do A=2; done\ngo $A", ["go", "1"]),
+        ("for i in {1..3}; do A+=$i; done\ngo $A", ["go", "123"]),
     ],
 )
 def test_words_a_command_receives(text: str, expected: list[str]) -> None:
@@ -72,6 +81,11 @@ def test_words_a_command_receives(text: str, expected: list[str]) -> None:
     [
         ('[ -z "$N" ]', True),
         ('[ -n "$N" ]', False),
+        ('[ "$N" ]', False),
+        ('[ "x$N" = x ]', True),
+        ('[[ $N != "" ]]', False),
+        ('set -eo pipefail; [ -z "$N" ]', True),
+        ('set -u; set +u; [ -z "$N" ]', True),
         ("[ 4 -gt 3 ]", True),
         ("[ a = b ]", False),
         ("[[ $X == *7b* ]]", True),
@@ -82,7 +96,7 @@ def test_words_a_command_receives(text: str, expected: list[str]) -> None:
     ],
 )
 def test_conditions(condition: str, taken: bool) -> None:
-    """Known conditions choose a branch; an undefined variable is empty, as in bash."""
+    """Known conditions choose a branch; whether an undefined variable is empty is known."""
     assert run(f"X=llama-7b-hf\nif {condition}; then V=yes; else V=no; fi\ngo $V") == ["go", "yes" if taken else "no"]
 
 
@@ -92,6 +106,41 @@ def test_an_unknown_condition_makes_what_it_changes_unknown() -> None:
     assert script.commands[0].words[1] == "1"
     (reason,) = script.expander.why(script.commands[0].words[2])
     assert "the condition in line 1" in reason.sentence()
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        '[ "$N" = 1 ]',
+        "[ $N -gt 1 ]",
+        "[[ $N == 1 ]]",
+        '[[ "$N" != debug && 1 = 1 ]]',
+        "(( N > 1 ))",
+        'set -u; [ -z "$N" ]',
+        'set -euo pipefail; [ -z "$N" ]',
+        'set -o nounset; [ "$N" ]',
+        "test $N = 1",
+    ],
+)
+def test_what_an_undefined_variable_decides_is_unknown(condition: str) -> None:
+    """Its value was to come from outside; whoever needs the result is told the variable's name."""
+    script = read_script(f"if {condition}; then V=yes; else V=no; fi\ngo $V")
+    (reason,) = script.expander.why(script.commands[-1].words[1])
+    assert "the condition in line 1, where the variable $N is not defined in the script" in reason.sentence()
+
+
+def test_a_default_makes_a_test_of_an_undefined_variable_known() -> None:
+    """`${N:-0}` says what is meant."""
+    assert run('if [ "${N:-0}" = 1 ]; then V=yes; else V=no; fi\ngo $V') == ["go", "no"]
+    assert run('set -u\n[ "${N:-0}" = 0 ] && V=yes\ngo $V') == ["go", "yes"]
+
+
+def test_a_chain_and_a_case_name_the_variable_they_ask() -> None:
+    """`[ … ] && …` and `case $X in` as `if`."""
+    script = read_script('A=1\n[ "$N" = 1 ] && A=2\ncase $M in x) B=1;; *) B=2;; esac\ngo $A $B')
+    reasons = [script.expander.why(word)[0].sentence() for word in script.commands[0].words[1:]]
+    assert "the test before &&, where the variable $N is not defined" in reasons[0]
+    assert "the case in line 3, where the variable $M is not defined" in reasons[1]
 
 
 def test_comments_inside_an_array_and_stray_backslashes() -> None:
@@ -120,14 +169,6 @@ def test_reasons_of_unknown_values_name_their_cause() -> None:
     assert "argument $1" in reasons[1]
     assert "nvidia-smi -L" in reasons[2]
     assert "the variable $NOPE is not defined" in reasons[3]
-
-
-def test_sourced_file_is_a_problem_and_an_environment_a_warning() -> None:
-    """What a sourced file defines is unknown; activating an environment defines nothing that matters."""
-    script = read_script("source ./config.sh\n. venv/bin/activate\n")
-    assert "sources ./config.sh" in script.problems[0]
-    assert "line 1" in script.problems[0]
-    assert "venv/bin/activate" in script.warnings[0]
 
 
 def test_slurm_header_sets_slurm_variables() -> None:
