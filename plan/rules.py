@@ -170,6 +170,8 @@ def virtual_pipeline(run: Run) -> Iterator[str]:
     if v == 1:
         if plan.schedule == "interleaved-1f1b":
             yield "schedule interleaved-1f1b needs virtual_pipeline > 1 (it is 1); use 1f1b, or virtual_pipeline 2"
+        elif n != p:
+            yield f"microbatch_group {n} needs virtual_pipeline > 1 (it is 1) to have an effect; use auto"
         return
     if p == 1:
         yield f"virtual_pipeline {v} needs pipeline_parallel > 1 (it is 1); use virtual_pipeline 1"

@@ -186,6 +186,8 @@ def _plan_dict(plan: Plan) -> dict[str, Any]:
     layers = values.pop("recompute_layers")
     if plan.recompute == "layers":
         values["recompute"] = {"layers": layers}
+    if plan.virtual_pipeline == 1:
+        values["microbatch_group"] = "auto"  # it follows pipeline_parallel, also when that is overridden
     if not isinstance(plan.pipeline_layout, str):
         values["pipeline_layout"] = list(plan.pipeline_layout)
     return values | {"zero": _auto(values["zero"])}

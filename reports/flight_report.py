@@ -12,6 +12,7 @@ from plan.program import StepProgram
 from plan.run import Run
 from reports import coverage
 from reports.forecast import NOT_MODELLED, Forecast, Memory, Stage, TimeShares, cost_of, steps_of, utilisation
+from reports.unread import unread
 
 if TYPE_CHECKING:
     from calibration.profile import Profile
@@ -60,7 +61,7 @@ def report(
         cost=cost_of(step, steps, gpus, run.price_per_gpu_hour),
         warnings=(*warnings, *_doubts(run, priced, hardware_tflops, peak), *coverage.warnings(program, priced)),
         notes=tuple(notes),
-        not_modelled=tuple(NOT_MODELLED),
+        not_modelled=(*NOT_MODELLED, *unread(run)),
         run=run.to_dict(),
         profile=profile.name,
         profile_hash=profile_hash(profile),

@@ -148,5 +148,4 @@ NOT_MODELLED: Sequence[str] = (
     "evaluation, data loading and start-up",
     "clock and temperature changes beyond what the profile measured",
     "other jobs on the same machines or network",
-    "another latency inside a node than the profile's (cluster.nvlink.latency_us is not read)",
 )

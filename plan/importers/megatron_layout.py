@@ -45,6 +45,8 @@ def virtual_stages(a: Arguments, layers: int | None, stages: int | None, ledger:
         found["virtual_pipeline"] = chunks
         if (group := a.integer("--microbatch-group-size-per-virtual-pipeline-stage")) is not None:
             found["microbatch_group"] = group
+    else:
+        a.idle("--microbatch-group-size-per-virtual-pipeline-stage", "without virtual pipeline stages")
     return found
 
 

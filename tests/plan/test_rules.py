@@ -86,6 +86,9 @@ chunks under plain 1f1b:
 interleaved without chunks:
   over: {plan: {pipeline_parallel: 2, schedule: interleaved-1f1b}}
   says: ["interleaved-1f1b needs virtual_pipeline > 1"]
+a group of micro-batches without chunks:
+  over: {plan: {pipeline_parallel: 2, microbatch_group: 4}}
+  says: ["microbatch_group 4 needs virtual_pipeline > 1 (it is 1) to have an effect; use auto"]
 micro-batches that leave a rest:
   over: {plan: {pipeline_parallel: 4, virtual_pipeline: 2, data_parallel: 4, global_batch_size: 24}}
   says: ["groups of 4: 6 leave a rest of 2", "global_batch_size 16 or 32", "microbatch_group 6"]

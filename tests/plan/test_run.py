@@ -81,6 +81,13 @@ def test_overrides_reach_any_key_and_open_a_preset_given_by_name() -> None:
     assert BASE["plan"] == {}, "the dict given is not changed"
 
 
+def test_a_resolved_run_without_chunks_takes_another_pipeline() -> None:
+    """The group of micro-batches follows the pipeline until somebody sets it."""
+    plan = {"pipeline_parallel": 2, "global_batch_size": 8}
+    resolved = load({"model": "gpt2-124m", "cluster": {"preset": "dgx-h100"}, "plan": plan}).to_dict()
+    assert load(resolved, ["plan.pipeline_parallel=4", "plan.data_parallel=2"]).plan.microbatch_group == 4
+
+
 def test_an_override_may_replace_a_whole_section() -> None:
     run = load(BASE, ["model=llama-3-8b", "model.layers=2", "cluster=dgx-h200"])
     assert (run.model.vocab, run.model.layers, run.cluster.gpu) == (128256, 2, "h200")
