@@ -57,6 +57,7 @@ class BlockBuilder:
         self._kept: set[int] = set()
         self._consumed: set[int] = set()
         self._follow: str | None = None
+        self._guards: dict[str, int] = {}
         self._previous: int | None = None
 
     def buffer(self, spec: Buffer) -> int:
@@ -86,6 +87,16 @@ class BlockBuilder:
         whoever writes a slot first in this block waits for it, unless it is known to be finished."""
         self._follow = name
 
+    def guard(self, slot: str, name: str, stream: Stream) -> None:
+        """An in-port for the last access, on `stream`, to a slot in the calls before: whoever writes the slot first in
+        this block waits for that alone."""
+        self._guards[slot] = self.take(name, stream, None)
+
+    def latest(self, slot: str) -> int:
+        """The last instruction of this block that touched a slot."""
+        access = self._access[slot]
+        return max((-1 if access.writer is None else access.writer), *access.readers, -1)
+
     def port_of(self, buffer: int) -> int:
         """The in-port that brought a buffer."""
         return self._port_of[buffer]
@@ -109,6 +120,10 @@ class BlockBuilder:
     def last_of(self, stream: Stream) -> int:
         """The last instruction of a stream so far."""
         return self._tail[stream]
+
+    def tail(self, stream: Stream) -> tuple[int, ...]:
+        """The last instruction of a stream so far, if there is one."""
+        return (self._tail[stream],) if stream in self._tail else ()
 
     def emit(
         self,
@@ -201,6 +216,8 @@ class BlockBuilder:
                 needs += [*access.readers, *((access.writer,) if access.writer is not None else ())]
             elif ref in self._port_of:
                 needs.append(-1 - self._port_of[ref])
+            elif self._key(ref) in self._guards:
+                needs.append(-1 - self._guards[str(self._key(ref))])
             elif self._follow is not None and isinstance(self._key(ref), str) and "compute" not in known:
                 if self._previous is None:
                     self._previous = self.take(self._follow, "compute", None)

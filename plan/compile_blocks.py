@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from plan.builder import BlockBuilder
 from plan.pieces import Move, Step, TensorSpec, Unit, Work, saved_names
@@ -103,6 +104,15 @@ class StageNames:
         return rank_wide(self.weights[rest] if kind == "w" else self.gradients[rest])
 
 
+class Partitioned(Protocol):
+    """Where parameters are that no rank holds whole (`plan.compile_shards.BlockShards`)."""
+
+    after: tuple[int, ...]
+
+    def ref(self, unit: int, name: str) -> int | None:
+        """The buffer behind a `w:` or `g:` name while a unit computes; None when the rank holds it whole."""
+
+
 class ChunkCompiler:
     """Emits units into a builder. One instance a block; `after_grad(param name, builder)` is called after the
     instruction that makes the chunk's contribution to a parameter's gradient."""
@@ -115,6 +125,8 @@ class ChunkCompiler:
         self.rings = rings
         self.first_waits = dict(wait_weights or {})  # bucket -> in-port of its all-gather
         self.after_grad: Callable[[str], None] | None = None
+        self.shards: Partitioned | None = None
+        self._unit = -1
         self._entry: tuple[int, int] | None = None  # (port, buffer) freed by the first compute instruction
         rings.start_block()
 
@@ -140,7 +152,8 @@ class ChunkCompiler:
     def ref(self, scope: dict[str, int], unit: Unit, name: str) -> int:
         """Buffer behind a name, made on first use."""
         if ":" in name:
-            return self.names.ref(name)
+            found = None if self.shards is None else self.shards.ref(self._unit, name)
+            return self.names.ref(name) if found is None else found
         if name not in scope:
             scope[name] = self.builder.buffer(self._buffer(unit, name))
         return scope[name]
@@ -152,6 +165,7 @@ class ChunkCompiler:
 
     def steps(self, plan: UnitPlan, steps: tuple[Step, ...], scope: dict[str, int], recompute: bool = False) -> None:
         """Emit a unit's steps in order."""
+        self._unit = plan.number
         for step in steps:
             phase: Phase = "R" if recompute else step.phase
             reads = tuple(self.ref(scope, plan.unit, n) for n in step.reads)
@@ -166,6 +180,8 @@ class ChunkCompiler:
         params = [n[2:] for n in step.reads if n.startswith("w:")]
         buckets = dict.fromkeys(self.names.bucket_of[p] for p in params)
         after = tuple(-1 - self.first_waits.pop(b) for b in buckets if b in self.first_waits)
+        if self.shards is not None:
+            after, self.shards.after = (*after, *self.shards.after), ()
         self._compute(phase, step.kind, number, step.piece, reads, writes, step.body, after, step.transient_bytes)
         if self.after_grad is not None:
             for name in dict.fromkeys(n[2:] for n in step.writes if n.startswith("g:")):

@@ -47,6 +47,7 @@ class CallPlacer:
         self._sent: dict[tuple[bool, int], list[tuple[int, int]]] = {}  # sends whose payload nobody has freed yet
         self._done: dict[Slot, int] = {}
         self._reduced: Ports = {}
+        self._shards: Ports = {}  # the last access of every slot of partitioned parameters
         self._fresh = set(range(len(blocks.units)))  # chunks whose weights have not been waited for
         self._last = {s.chunk: s for s in placement.slots if s.phase == "B"}
         self._weights: Ports = {}
@@ -77,6 +78,7 @@ class CallPlacer:
     def compute(self, slot: Slot) -> int:
         """A forward or backward call."""
         ports: Ports = {} if self._latest is None else {"previous": self._port(self._latest, "tail")}
+        ports |= self._shards
         backward, chunk = slot.phase == "B", slot.chunk
         if slot in self._arrived:
             ports["d" if backward else "x"] = self._arrived[slot][0]
@@ -87,11 +89,13 @@ class CallPlacer:
             ports |= self._weights if chunk in self._fresh else {}
             self._fresh.discard(chunk)
             call = self._latest = self._done[slot] = self._call(self.b.index[f"F{chunk}"], slot.micro, ports)
+            self._shards |= self._ports(call, "shard.")
             return call
         last = slot == self._last[chunk]
         block = self.b.index[f"B{chunk}.last" if last else f"B{chunk}"]
         call = self._call(block, slot.micro, ports, self._done[Slot("F", slot.micro, chunk)])
         self._latest = self._done[slot] = call
+        self._shards |= self._ports(call, "shard.")
         self._release(slot, call)
         if last:
             self._reduced |= self._ports(call, "bucket.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from plan.builder import BlockBuilder
 from plan.compile_blocks import ChunkCompiler, Rings, StageNames, UnitPlan, exchange_block, transfer_block, unit_plan
+from plan.compile_shards import BlockShards, Shards
 from plan.compile_step import close_block, open_block, reduce_bucket
 from plan.model import Model
 from plan.parallel import Plan
@@ -41,6 +42,7 @@ class StageBlocks:
         self.here = {u for chunk in units for u in chunk}
         self.chunks = [[self._unit_plan(u, i) for i, u in enumerate(chunk)] for chunk in units]
         self.parameters = self._parameters()
+        self.shards = Shards(plan, self.parameters, self.rings, self.chunks)
         self.scalars = len(self.parameters.buffers)  # loss, then stats
         self.names = StageNames(
             self.parameters.weight_ref,
@@ -72,15 +74,15 @@ class StageBlocks:
         order = []
         tied = self._tied_here()
         for chunk in self._last_backwards():
-            for number in reversed(self.units[chunk]):
-                order += unit_params(self.model, self.plan, number, tied)
+            order += [unit_params(self.model, self.plan, number, tied) for number in reversed(self.units[chunk])]
         return lay_out(order, self.model, self.plan, first_stage=0 in self.here)
 
     # --- blocks -------------------------------------------------------------------------------------------------------
 
     def _block(self, name: str, block: Block, forward: str | None = None) -> int:
         """Add a block; `forward` names the block whose out-ports a backward block's in-ports are called after."""
-        saved = {} if forward is None else self.out_ports[self.index[forward]]
+        given = {} if forward is None else self.out_ports[self.index[forward]]
+        saved = {name: k for name, k in given.items() if not name.startswith("shard.")}  # those follow host order
         self.blocks.append(block)
         self.in_ports.append(tuple((p.name, saved.get(p.name, -1)) for p in block.ports_in))
         self.out_ports.append({p.name: k for k, p in enumerate(block.ports_out)})
@@ -99,13 +101,14 @@ class StageBlocks:
 
     def _forward(self, chunk: int) -> Block:
         builder = BlockBuilder(f"F{chunk}")
-        used = dict.fromkeys(self.names.bucket_of[p] for p in self._weights(chunk))
+        used = dict.fromkeys(self.names.bucket_of[p] for p in self._weights(chunk) if p in self.names.weights)
         waits = {b: builder.take(f"weights.{b}", "dp", None) for b in used} if sharded_optimizer(self.plan) else {}
         compiler = ChunkCompiler(builder, self.names, self.rings, waits)
         builder.follow("previous")
         if not self.last(chunk):
             compiler.free_on_entry("sent", "send_fwd", self._edge())
         plans = self.chunks[chunk]
+        compiler.shards = shards = BlockShards(self.shards, builder, "F", [plan.number for plan in plans])
         if self.first(chunk):
             flow = compiler.load(plans[0].unit, 0, "tokens")
         else:
@@ -114,12 +117,15 @@ class StageBlocks:
             scope = {plan.unit.source: flow}
             if any("targets" in step.reads for step in plan.unit.forward):
                 scope["targets"] = compiler.load(plan.unit, plan.number, "targets")
+            shards.begin(plan.number)
             compiler.steps(plan, plan.unit.forward, scope)
+            shards.end(plan.number)
             for name in plan.kept:
                 builder.give(f"{plan.number}.{name}", scope[name])
             flow = scope[plan.unit.output]
         if not self.last(chunk):
             builder.give("out", flow)
+        shards.leave()
         builder.give("tail", None, builder.last_of("compute"))
         return builder.finish()
 
@@ -142,15 +148,20 @@ class StageBlocks:
         arrived = gradient
         if pending is not None:
             compiler.after_grad = lambda name: self._count_down(builder, pending, name)
+        order = [plan.number for plan in reversed(self.chunks[chunk])]
+        compiler.shards = shards = BlockShards(self.shards, builder, "B", order)
         for plan in reversed(self.chunks[chunk]):
             scope = scopes[plan.number]
+            shards.begin(plan.number)
             compiler.steps(plan, plan.repeated, scope, recompute=True)
             if "targets" not in scope and any("targets" in step.reads for step in plan.unit.backward):
                 scope["targets"] = compiler.load(plan.unit, plan.number, "targets")
             if gradient is not None:
                 scope["d2"] = gradient
             compiler.steps(plan, plan.unit.backward, scope)
+            shards.end(plan.number)
             gradient = scope.get("d0")
+        shards.leave()
         if not self.first(chunk):
             builder.give("out", gradient)
             source = scopes[self.chunks[chunk][0].number][self.chunks[chunk][0].unit.source]
@@ -168,6 +179,8 @@ class StageBlocks:
 
     def _count_down(self, builder: BlockBuilder, pending: dict[int, int], name: str) -> None:
         bucket = self.names.bucket_of[name]
+        if self.parameters.buckets[bucket].gradients_sharded:
+            return
         pending[bucket] -= 1
         if pending[bucket] == 0 and self.plan.data_parallel > 1 and self.plan.communication.overlap:
             index = len(builder.instructions) - 1

@@ -30,12 +30,12 @@ def open_block(plan: Plan, parameters: Parameters, loss: int) -> Block:
     builder = BlockBuilder("open")
     buckets = parameters.buckets
     flats = (*(rank_wide(b.grad_buffer) for b in buckets), rank_wide(loss))
-    total = sum(b.numel for b in buckets)
+    total = sum(b.shard_numel if b.gradients_sharded else b.numel for b in buckets)
     builder.emit(
         "step", "ZERO", 0, "grads", "compute", flats, flats, (KernelCall("fill", (total,), plan.gradient_dtype),)
     )
     if sharded_optimizer(plan):
-        for bucket in reversed(buckets):
+        for bucket in (b for b in reversed(buckets) if not b.weights_sharded):
             flat = rank_wide(bucket.weight_buffer)
             size = bucket.numel * DTYPE_BYTES[plan.precision]
             comm = Comm("all_gather", "dp", size, plan.precision, "dp")
@@ -86,7 +86,8 @@ def close_block(
     close = _Close(builder, plan, parameters, tail, [-1 - builder.take(name, "dp", None) for name in reduced])
     payloads = [builder.take(f"sent.{i}", stream, edge) for i, stream in enumerate(sends)]
     if plan.data_parallel > 1 and not plan.communication.overlap:
-        close.done += [reduce_bucket(builder, plan, bucket, tail) for bucket in parameters.buckets]
+        whole = [bucket for bucket in parameters.buckets if not bucket.gradients_sharded]
+        close.done += [reduce_bucket(builder, plan, bucket, tail) for bucket in whole]
     _finish_gradients(close)
     state = _state_dtype(plan)
     if has_head and plan.data_parallel > 1 and not sharded_optimizer(plan):

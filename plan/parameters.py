@@ -14,6 +14,7 @@ from typing import Literal
 
 from plan.model import Model
 from plan.parallel import Plan
+from plan.partition import partitions_gradients, partitions_weights, unit_buckets
 from plan.program import DTYPE_BYTES, Bucket, Buffer, Param, Pool
 
 TABLE, HEAD = "embed.tokens.weight", "head.weight"
@@ -124,29 +125,44 @@ def _bucketed(params: list[Param], kinds: list[Kind], limit_bytes: float, plan: 
     return [[replace(p, bucket=b) for p in members] for b, members in enumerate(ordered)]
 
 
-def lay_out(order: list[Param], model: Model, plan: Plan, first_stage: bool) -> Parameters:
-    """Place a stage's parameters, given in order of last gradient, into buckets and flat buffers.
+def lay_out(units: list[list[Param]], model: Model, plan: Plan, first_stage: bool) -> Parameters:
+    """Place a stage's parameters, given unit by unit in order of last gradient, into buckets and flat buffers.
 
     Flat buffers of a bucket: weights (plan's precision), main gradients (gradient dtype), and one rank's share of
-    master weights, exp_avg and exp_avg_sq (fp32; fp64 in fp64 runs) and, under ZeRO, of the reduced gradient.
+    master weights, exp_avg and exp_avg_sq (fp32; fp64 in fp64 runs) and, under ZeRO, of the reduced gradient. What
+    ZeRO-2 and 3 partition (`plan.partition`) is a rank's share too.
     """
+    order = [p for params in units for p in params]
     kinds = [_kind(p, model, plan) for p in order]
-    limit = plan.communication.bucket_mb * 1e6
-    if plan.implementation == "megatron" and not (first_stage and plan.communication.overlap):
-        limit = float("inf")  # Megatron-LM buckets only what it overlaps, and only on the first stage
-    groups = _bucketed(order, kinds, limit, plan)
     kind_of = {p.name: k for p, k in zip(order, kinds, strict=True)}
     buffers: list[Buffer] = []
-    buckets: list[Bucket] = []
-    for index, members in enumerate(groups):
-        buckets.append(_bucket(index, members, kind_of[members[0].name], plan, first_stage, buffers))
+    if partitions_gradients(plan):
+        made = unit_buckets(units, kind_of, plan)
+        groups = [list(m.params) for m in made]
+        parts = [m.partitioned for m in made]
+    else:
+        groups = _classic_groups(order, kinds, plan, first_stage)
+        parts = [False] * len(groups)
+    buckets = [
+        _bucket(index, members, kind_of[members[0].name], plan, first_stage, buffers, part)
+        for index, (members, part) in enumerate(zip(groups, parts, strict=True))
+    ]
     params = tuple(p for members in groups for p in members)
     weight_ref, grad_ref = {}, {}
     for param in params:
         bucket = buckets[param.bucket]
-        weight_ref[param.name] = _view(buffers, param, bucket.weight_buffer, plan.precision, "weight")
-        grad_ref[param.name] = _view(buffers, param, bucket.grad_buffer, plan.gradient_dtype, "grad")
+        if not bucket.weights_sharded:
+            weight_ref[param.name] = _view(buffers, param, bucket.weight_buffer, plan.precision, "weight")
+        if not bucket.gradients_sharded:
+            grad_ref[param.name] = _view(buffers, param, bucket.grad_buffer, plan.gradient_dtype, "grad")
     return Parameters(params, tuple(buckets), tuple(buffers), weight_ref, grad_ref)
+
+
+def _classic_groups(order: list[Param], kinds: list[Kind], plan: Plan, first_stage: bool) -> list[list[Param]]:
+    limit = plan.communication.bucket_mb * 1e6
+    if plan.implementation == "megatron" and not (first_stage and plan.communication.overlap):
+        limit = float("inf")  # Megatron-LM buckets only what it overlaps, and only on the first stage
+    return _bucketed(order, kinds, limit, plan)
 
 
 def _view(buffers: list[Buffer], param: Param, base: int, dtype: str, pool: Pool) -> int:
@@ -165,7 +181,13 @@ def sharded_optimizer(plan: Plan) -> bool:
 
 
 def _bucket(
-    index: int, members: list[Param], kind: Kind, plan: Plan, first_stage: bool, buffers: list[Buffer]
+    index: int,
+    members: list[Param],
+    kind: Kind,
+    plan: Plan,
+    first_stage: bool,
+    buffers: list[Buffer],
+    partitioned: bool,
 ) -> Bucket:
     used = sum(p.local_numel for p in members)
     multiple = math.lcm(plan.data_parallel, 128)
@@ -173,15 +195,19 @@ def _bucket(
     zero = sharded_optimizer(plan)
     share = total // plan.data_parallel if zero else total
     state = "fp64" if plan.precision == "fp64" else "fp32"
-    weight = _flat(buffers, total, plan.precision, "weight", f"weights.{index}")
-    grad = _flat(buffers, total, plan.gradient_dtype, "grad", f"gradients.{index}")
-    apart = zero and plan.implementation != "megatron"  # Megatron-LM reduces into the rank's stretch of the gradients
+    split = partitioned and partitions_weights(plan)
+    weight = _flat(buffers, share if split else total, plan.precision, "weight", f"weights.{index}")
+    grad = _flat(buffers, share if partitioned else total, plan.gradient_dtype, "grad", f"gradients.{index}")
+    # Megatron-LM reduces into the rank's stretch of the gradients
+    apart = zero and plan.implementation != "megatron" and not partitioned
     reduced = _flat(buffers, share, plan.gradient_dtype, "grad", f"reduced.{index}") if apart else grad
     master = weight if plan.precision == state else _flat(buffers, share, state, "optim", f"master.{index}")
     exp_avg = _flat(buffers, share, state, "optim", f"exp_avg.{index}")
     exp_avg_sq = _flat(buffers, share, state, "optim", f"exp_avg_sq.{index}")
     norm_weight = _norm_weight(kind, plan, first_stage)
-    return Bucket(index, total, share, kind, norm_weight, weight, grad, master, exp_avg, exp_avg_sq, reduced)
+    return Bucket(
+        index, total, share, kind, norm_weight, weight, grad, master, exp_avg, exp_avg_sq, reduced, split, partitioned
+    )
 
 
 def _norm_weight(kind: Kind, plan: Plan, first_stage: bool) -> float:

@@ -19,7 +19,7 @@ Host issue order is the order of calls, and inside a call the order of instructi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -115,12 +115,15 @@ class Bucket:
     exp_avg_buffer: int
     exp_avg_sq_buffer: int
     reduced_buffer: int  # where the reduce-scatter of ZeRO puts the shard; equals grad_buffer otherwise
+    weights_sharded: bool = False  # ZeRO-3: the weight buffer holds this rank's shard; units gather it into slots
+    gradients_sharded: bool = False  # ZeRO-2 and 3: the gradient buffer sums this rank's shard over micro-batches
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """One tensor a rank holds. `slot` names a fixed place shared by successive tenants (None: the caching allocator);
-    `base` = (rank-wide buffer, offset in elements) makes it a view."""
+    `base` = (rank-wide buffer, offset in elements) makes it a view; with a slot it is a view of the local buffer
+    `base[0]`, the slot's tenant."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -133,6 +136,12 @@ class Buffer:
     def bytes(self) -> int:
         """Bytes of storage (a view has its own extent; the accounting skips views)."""
         return numel(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+def tenant_of(buffers: Sequence[Buffer], ref: int) -> int:
+    """The local buffer that holds a slot when `ref` is touched: itself, or the one it is a view of."""
+    buffer = buffers[ref]
+    return buffer.base[0] if buffer.slot is not None and buffer.base is not None else ref
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from plan.program import RankProgram, StepProgram
+from plan.program import Block, Buffer, RankProgram, StepProgram, numel
 from plan.prove_blocks import Shape, analyse, shape_key
 from plan.prove_complete import prove_complete
 from plan.prove_error import ProofError as ProofError
@@ -116,10 +116,18 @@ def _prove_slots(stage: RankProgram, class_: int) -> None:
     for number, block in enumerate(stage.blocks):
         imported = {port.buffer for port in block.ports_in}
         for ref, buffer in enumerate(block.buffers):
-            if buffer.slot is None or ref in imported or buffer.bytes <= sizes.get(buffer.slot, -1):
+            if buffer.slot is None or ref in imported or _fits(block, buffer, sizes.get(buffer.slot, -1)):
                 continue
             held = f"holds {sizes[buffer.slot]} bytes" if buffer.slot in sizes else "is no rank-wide buffer"
             call = next((c for c, placed in enumerate(stage.calls) if placed.block == number), None)
             users = [k for k, i in enumerate(block.instructions) if ref in (*i.reads, *i.writes)][:1]
             named = [] if call is None else [name(stage, class_, call, local) for local in users]
             raise ProofError("memory", f"{buffer.what} needs {buffer.bytes} bytes; slot {buffer.slot} {held}", named)
+
+
+def _fits(block: Block, buffer: Buffer, held_bytes: int) -> bool:
+    """Whether a tenant fits its slot, and a view of a tenant fits that."""
+    if buffer.base is None:
+        return buffer.bytes <= held_bytes
+    holder, offset = buffer.base
+    return numel(buffer.shape) + offset <= numel(block.buffers[holder].shape)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
 
-from plan.program import STREAMS, Block
+from plan.program import STREAMS, Block, tenant_of
 from plan.prove_places import Atoms, Place, place_text, slot_names
 from plan.prove_uses import (
     NOTHING,
@@ -65,7 +65,11 @@ def shape_key(block: Block, wide: int) -> tuple[object, ...]:
     """
     names = slot_names(block)
     storage = [
-        None if b.slot is None and b.base is None else (b.base, b.shape) if b.slot is None else names.index(b.slot)
+        None
+        if b.slot is None and b.base is None
+        else (b.base, b.shape)
+        if b.slot is None
+        else (names.index(b.slot), None if b.base is None else b.base[0])
         for b in block.buffers
     ]
     return (
@@ -190,7 +194,8 @@ def _accesses(block: Block, atoms: Atoms) -> tuple[Touched, Touched, dict[Place,
             where = atoms.wide[-1 - ref] if ref < 0 else local_places[ref]
             if not where and ref < 0:
                 continue  # compute alone touches it
-            access = Access(index, ref in reads, ref in writes, -1 if ref in imported else ref)
+            holder = -1 if ref in imported else ref if ref < 0 else tenant_of(block.buffers, ref)
+            access = Access(index, ref in reads, ref in writes, holder)
             if ref in imported:
                 ports.setdefault(ref, []).append(access)
             elif where:

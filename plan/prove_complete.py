@@ -14,6 +14,7 @@ from itertools import pairwise
 
 from plan.program import Block, Instruction, RankProgram, StepProgram, rank_wide
 from plan.prove_error import Named, Proof, ProofError, name
+from plan.prove_shards import Sharded
 
 Key = tuple[str, str, int, str]  # phase, kind, unit, piece
 Place = tuple[int, int]  # call, local id
@@ -159,20 +160,24 @@ class _Ledger:
                 if self.calls_of[number]:
                     base = self._base(ref)
                     last[base] = max(last.get(base, (-1, -1)), (self.calls_of[number][-1], local))
+        sharded = Sharded(stage, self.class_, masks, self.calls_of)
+        sharded.prove_blocks()
         for param in stage.params:
             bucket = stage.buckets[param.bucket]
             view = views.get(((bucket.grad_buffer, param.offset), param.local_shape), 0)
-            missing = self.all & ~covered.get(view, 0)
+            done = sharded.written.get(param.name, 0) if bucket.gradients_sharded else covered.get(view, 0)
+            missing = self.all & ~done
             if missing:
                 raise self._error(f"the gradient of {param.name} is not written for {_micros(missing)}", [])
         self._prove_layout()
         reduced, stepped = self._sites([w.reduced for w in writes]), self._sites([w.stepped for w in writes])
         for bucket in stage.buckets:
-            sites = (
-                reduced.get(rank_wide(bucket.grad_buffer), []),
-                stepped.get(rank_wide(bucket.exp_avg_buffer), []),
-            )
-            self._prove_bucket(bucket.index, last.get(bucket.grad_buffer, (-1, -1)), *sites)
+            steps = stepped.get(rank_wide(bucket.exp_avg_buffer), [])
+            if bucket.gradients_sharded:
+                self._prove_stepped(bucket.index, sharded.last.get(bucket.index, (-1, -1)), steps)
+            else:
+                sites = reduced.get(rank_wide(bucket.grad_buffer), [])
+                self._prove_bucket(bucket.index, last.get(bucket.grad_buffer, (-1, -1)), sites, steps)
 
     def _base(self, ref: int) -> int:
         buffer = self.stage.buffers[-1 - ref]
@@ -210,11 +215,14 @@ class _Ledger:
         if reduced and reduced[0] < last:
             named = [name(self.stage, self.class_, *place) for place in (reduced[0], last)]
             raise self._error(f"bucket {index} is reduced before its last gradient is written", named)
+        self._prove_stepped(index, max([last, *reduced]), stepped)
+
+    def _prove_stepped(self, index: int, complete: Place, stepped: list[Place]) -> None:
         if len(stepped) != 1:
-            named = [name(self.stage, self.class_, *place) for place in stepped] or self._named(last)
+            named = [name(self.stage, self.class_, *place) for place in stepped] or self._named(complete)
             raise self._error(f"bucket {index} is stepped {len(stepped)} times instead of once", named)
-        if stepped[0] < max([last, *reduced]):
-            named = [name(self.stage, self.class_, *place) for place in (stepped[0], max([last, *reduced]))]
+        if stepped[0] < complete:
+            named = [name(self.stage, self.class_, *place) for place in (stepped[0], complete)]
             raise self._error(f"bucket {index} is stepped before its gradient is complete", named)
 
     def _sites(self, writes: list[list[tuple[int, int]]]) -> dict[int, list[Place]]:

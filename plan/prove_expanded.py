@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from plan.program import STREAMS, Buffer, Placed, RankProgram, StepProgram, expand, numel, resolve_buffer
+from plan.program import STREAMS, Buffer, Placed, RankProgram, StepProgram, expand, numel, resolve_buffer, tenant_of
 from plan.prove_error import Proof, ProofError, name
 
 Clock = list[int]
@@ -129,7 +129,10 @@ class _Class:
             mine, given = block.buffers[ref], self._spec(owner)
             if (mine.shape, mine.dtype) != (given.shape, given.dtype):
                 self._refuse("memory", "a port's two sides differ", at)
-        return owner
+        if owner[0] < 0:
+            return owner
+        held = self.program.blocks[self.program.calls[owner[0]].block].buffers
+        return owner[0], tenant_of(held, owner[1])
 
     def _touch(self, at: int) -> None:
         instruction = self.flat.placed[at].instruction

@@ -6,6 +6,7 @@ Never ignored, never approximated: a run that uses any of it ends in "not yet fo
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from plan.parallel import Zero
 from plan.run import Run
 
 
@@ -35,9 +36,17 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         "plan.zero_stage",
-        lambda run: run.plan.zero_stage,
+        lambda run: run.plan.zero_stage if run.plan.implementation == "megatron" else 0,
         (0, 1),
-        "zero_stage: 1, with more tensor or pipeline parallelism",
+        "zero_stage: 1, which is Megatron-LM's distributed optimizer, or implementation: windtunnel",
+    ),
+    Feature("plan.zero.prefetch", lambda run: _gathers(run).prefetch, (None,), "prefetch: auto, which is one unit"),
+    Feature("plan.zero.live", lambda run: _gathers(run).live, (None,), "live: auto, which is two units"),
+    Feature(
+        "plan.zero.reshard",
+        lambda run: _gathers(run).reshard,
+        (True,),
+        "zero_stage: 2, which keeps the weights from forward to backward and for all micro-batches",
     ),
     Feature(
         "plan.context_parallel",
@@ -91,6 +100,11 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature("plan.communication.order", lambda run: run.plan.communication.order, ("auto",), "order: auto"),
 )
+
+
+def _gathers(run: Run) -> Zero:
+    """How parameters are gathered, where they are (`plan.rules` refuses the keys where they are not)."""
+    return run.plan.zero if run.plan.zero_stage == 3 else Zero()
 
 
 def problems(run: Run) -> list[str]:

@@ -136,11 +136,12 @@ class Merge:
         return known
 
     def _floors(self) -> tuple[int, ...]:
-        """What an input may be raised to without changing anything: its slack; with contention (where later is not
-        always later), only the first member's start, before which no member runs."""
+        """What an input may be raised to without changing anything: just below its slack (at it, it would tie with what
+        a member really waits for); with contention (where later is not always later), only the first member's start,
+        before which no member runs."""
         if self.contention.active:
             return (-self.issued[-1], *(0 for _ in range(self.width)))
-        return self.host_slack, *self.slack
+        return self.host_slack, *(slack - 1 for slack in self.slack)
 
     def _times(self, host: int, inputs: Sequence[int], windows: Sequence[Window] = ()) -> tuple[list[int], list[int]]:
         if self.contention.one_way:

@@ -28,7 +28,7 @@ from trainer import pieces_attention, pieces_ends, pieces_step
 from trainer.context import Batches, PieceContext, RankContext, coordinates
 from trainer.groups import check_known, members, start
 from trainer.init import initialise
-from trainer.pieces import PIECES, PieceFunction
+from trainer.pieces import FILLS, PIECES, PieceFunction
 from trainer.pieces_step import share_of
 from trainer.schedule_lr import learning_rate
 from trainer.status import Status
@@ -100,17 +100,20 @@ class Executor:
         """This rank's parameters by name, as it holds them (a tensor-parallel rank its share), views of the live
         weights.
 
-        Under ZeRO a step ends with each rank's own share updated and the next one opens by gathering; here the shares
-        are gathered at once, so every rank of the data-parallel group must call.
+        Under ZeRO a step ends with each rank's own share updated and the next one opens by gathering (ZeRO-3: gathers
+        unit by unit); here the shares are gathered at once, so every rank of the data-parallel group must call. What
+        ZeRO-3 shards comes as copies.
         """
+        flats = {}
         for bucket in self.mine.buckets:
             if bucket.shard_numel < bucket.numel:
-                flat = self.storage.tensor(bucket.weight_buffer)
-                share = flat[share_of(bucket, self.context.coords.dp)].clone()
+                held = self.storage.tensor(bucket.weight_buffer)
+                share = held if bucket.weights_sharded else held[share_of(bucket, self.context.coords.dp)].clone()
+                flat = flats[bucket.index] = held.new_empty(bucket.numel) if bucket.weights_sharded else held
                 dist.all_gather(
                     [*flat.chunk(self.run.plan.data_parallel)], share, group=self._communicators["dp", "dp"]
                 )
-        return self.storage.parameters()
+        return self.storage.parameters(flats)
 
     def peak_bytes(self) -> int:
         """Most bytes alive so far: the device's allocator on CUDA, the storage's own count on a CPU."""
@@ -164,6 +167,8 @@ class Executor:
         results = [p for p, ref in zip(writes, instruction.writes, strict=True) if ref not in instruction.reads]
         frees = [storage.place(call_index, f) for f in instruction.frees if self._bound(call_index, f)]
         function = self._pieces[instruction.kind, instruction.piece]
+        if (instruction.kind, instruction.piece) in FILLS:
+            reads, results = [*reads, *results], []
         context = PieceContext(self.context, call.micro, instruction.unit)
         table, put, drop = storage.table, storage.put, storage.drop
 

@@ -27,28 +27,22 @@ BLOCK_ELEMENTS = 1 << 20
 
 def initialise(storage: Storage, context: RankContext) -> None:
     """Fill the flat weights and master copies of a rank; optimizer state and gradients are zero already."""
-    weights = storage.parameters()
     for param in storage.program.params:
+        bucket = storage.program.buckets[param.bucket]
+        share = share_of(bucket, context.coords.dp)
+        targets = {bucket.weight_buffer: share if bucket.weights_sharded else slice(0, bucket.numel)}
+        targets.setdefault(bucket.master_buffer, share)
         for rows, values in shard(param, context.model, context.run.train.seed, context.coords.tp):
-            drawn = torch.from_numpy(values)
-            weights[param.name][rows].copy_(drawn)
-            _fill_master(
-                storage, param, rows.start * (param.local_numel // param.local_shape[0]), drawn, context.coords.dp
-            )
+            begin = param.offset + rows.start * (param.local_numel // param.local_shape[0])
+            for buffer, held in targets.items():
+                _fill(storage.tensor(buffer), held, begin, torch.from_numpy(values).reshape(-1))
 
 
-def _fill_master(storage: Storage, param: Param, first: int, drawn: Tensor, dp: int) -> None:
-    """Copy fp32 values that start at element `first` of a parameter into this rank's share of a separate master
-    copy."""
-    bucket = storage.program.buckets[param.bucket]
-    if bucket.master_buffer == bucket.weight_buffer:
-        return
-    share, begin = share_of(bucket, dp), param.offset + first
-    low, high = max(begin, share.start), min(begin + drawn.numel(), share.stop)
+def _fill(target: Tensor, held: slice, begin: int, drawn: Tensor) -> None:
+    """Copy fp32 values that start at element `begin` of a bucket into a tensor that holds the stretch `held` of it."""
+    low, high = max(begin, held.start), min(begin + drawn.numel(), held.stop)
     if low < high:
-        storage.tensor(bucket.master_buffer)[low - share.start : high - share.start].copy_(
-            drawn.reshape(-1)[low - begin : high - begin]
-        )
+        target[low - held.start : high - held.start].copy_(drawn[low - begin : high - begin])
 
 
 def shard(param: Param, model: Model, seed: int, tp: int) -> Iterator[tuple[slice, np.ndarray]]:

@@ -24,13 +24,16 @@ Tensor = torch.Tensor
 Results = tuple[Tensor, ...]
 PieceFunction = Callable[..., Results]
 PIECES: dict[tuple[str, str], PieceFunction] = {}
+FILLS: set[tuple[str, str]] = set()  # pieces whose results are given to them, after their arguments, to be filled
 
 
-def piece(kind: str, *names: str) -> Callable[[PieceFunction], PieceFunction]:
-    """Registers a function for (kind, each name)."""
+def piece(kind: str, *names: str, fills: bool = False) -> Callable[[PieceFunction], PieceFunction]:
+    """Registers a function for (kind, each name). `fills`: its results live in fixed places (slots, flat buffers); it
+    is handed them after its arguments and returns nothing."""
 
     def register(function: PieceFunction) -> PieceFunction:
         PIECES.update({(kind, name): function for name in names})
+        FILLS.update({(kind, name) for name in names} if fills else ())
         return function
 
     return register

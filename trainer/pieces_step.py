@@ -23,6 +23,20 @@ def zero(ctx: PieceContext, *buffers: Tensor) -> Results:
     return ()
 
 
+@piece("ZERO", "gradients", fills=True)
+def clear(ctx: PieceContext, gradients: Tensor) -> Results:
+    """A unit's gradients become zero before its backward (ZeRO-2 and 3)."""
+    ctx.ops.fill(gradients, 0.0)
+    return ()
+
+
+@piece("ADD", "gradients", "tied.gradients")
+def add_share(ctx: PieceContext, reduced: Tensor, shard: Tensor) -> Results:
+    """shard += reduced: this micro-batch's share of a bucket's gradient joins those of earlier ones."""
+    shard.add_(reduced)
+    return ()
+
+
 @piece("LOAD", "tokens")
 def load_tokens(ctx: PieceContext) -> Results:
     """Token ids (T,) of the micro-batch in (position, sample) order."""
@@ -63,9 +77,10 @@ def optimizer_step(ctx: PieceContext, stats: Tensor, gradient: Tensor, master: T
     rank, optimizer = ctx.rank, ctx.rank.run.optimizer
     bucket = rank.program.buckets[ctx.unit]
     share = share_of(bucket, rank.coords.dp)
-    weight = state[2][share] if len(state) > 2 else None
+    held = slice(None) if bucket.weights_sharded else share
+    weight = state[2][held] if len(state) > 2 else None
     ctx.ops.adamw(
-        master[share] if weight is None else master,
+        master[held] if weight is None else master,
         gradient,
         exp_avg,
         exp_avg_sq,

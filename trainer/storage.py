@@ -10,6 +10,8 @@ reports there.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from kernels.registry import DTYPES
@@ -53,14 +55,13 @@ class Storage:
         return self._place[owner]
 
     def _bound(self, buffer: Buffer) -> Tensor | None:
-        if buffer.base is not None:
-            return self._rank_wide(buffer)
         if buffer.slot is None:
-            return None
+            return None if buffer.base is None else self._rank_wide(buffer)
         slot = self._slots.get(buffer.slot)
         if slot is None:
             raise KeyError(f"buffer {buffer.what} lives in slot {buffer.slot}, which the program does not declare")
-        return slot.view(-1).view(DTYPES[buffer.dtype])[: numel(buffer.shape)].view(buffer.shape)
+        first = 0 if buffer.base is None else buffer.base[1]  # a view of the slot's tenant
+        return slot.view(-1).view(DTYPES[buffer.dtype])[first : first + numel(buffer.shape)].view(buffer.shape)
 
     def tensor(self, place: int) -> Tensor:
         """The tensor at a place, which must be filled."""
@@ -98,18 +99,26 @@ class Storage:
         """How many allocated places are filled: 0 between steps, or the program leaks."""
         return sum(self.table[p] is not None for (call, ref), p in self._place.items() if self.is_allocated(call, ref))
 
-    def parameters(self) -> dict[str, Tensor]:
-        """The rank's parameters by name, as views of the flat weights."""
-        return self._views(weights=True)
-
-    def gradients(self) -> dict[str, Tensor]:
-        """The rank's main gradients by parameter name, as views of the flat gradients."""
-        return self._views(weights=False)
-
-    def _views(self, weights: bool) -> dict[str, Tensor]:
+    def parameters(self, flats: Mapping[int, Tensor] | None = None) -> dict[str, Tensor]:
+        """The rank's parameters by name, as views of the flat weights; `flats` stand in for those of buckets that
+        ZeRO-3 shards. A bucket that is nowhere whole is left out."""
         views = {}
         for param in self.program.params:
             bucket = self.program.buckets[param.bucket]
-            flat = self.tensor(bucket.weight_buffer if weights else bucket.grad_buffer)
-            views[param.name] = flat[param.offset : param.offset + param.local_numel].view(param.local_shape)
+            flat = None if flats is None else flats.get(bucket.index)
+            if flat is None and not bucket.weights_sharded:
+                flat = self.tensor(bucket.weight_buffer)
+            if flat is not None:
+                views[param.name] = flat[param.offset : param.offset + param.local_numel].view(param.local_shape)
+        return views
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The rank's main gradients by parameter name, as views of the flat gradients; those that ZeRO-2 and 3 shard
+        are nowhere whole."""
+        views = {}
+        for param in self.program.params:
+            bucket = self.program.buckets[param.bucket]
+            if not bucket.gradients_sharded:
+                flat = self.tensor(bucket.grad_buffer)
+                views[param.name] = flat[param.offset : param.offset + param.local_numel].view(param.local_shape)
         return views

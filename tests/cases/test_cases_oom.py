@@ -109,7 +109,11 @@ def test_009_7b_full_fine_tune_on_one_a100() -> None:
     states = (stage.weights_gib + stage.gradients_gib + stage.optimizer_gib) * GIB
     assert 108e9 <= states <= 122e9  # 16 to 18 bytes for each of 6.74 billion
     assert not found.memory.fits
-    not_yet("zero_stage 3", model="llama-2-7b", cluster=one | {"gpus": 2}, plan={"zero_stage": 3})
+    model = {"preset": "llama-2-7b", "seq_length": 512}
+    assert forecast(
+        model=model, cluster=one | {"gpus": 2}, plan={"zero_stage": 3}
+    ).memory.fits  # the smallest that works
+    assert not forecast(model=model, cluster=one | {"gpus": 2}, plan={"zero_stage": 1}).memory.fits
 
 
 @pytest.mark.parametrize(
@@ -157,11 +161,36 @@ def test_013_tensor_parallel_8_lies_between_without_and_with_sequence_parallelis
     assert low < observed < high
 
 
-def test_015_and_019_full_shard_is_refused_by_name() -> None:
-    a100 = {"preset": "dgx-a100-40gb", "gpus": 4}
-    not_yet("implementation torch-fsdp", model="llama-2-7b", cluster=a100, plan={"implementation": "torch-fsdp"})
-    not_yet("zero_stage 3", model="llama-2-7b", cluster=a100, plan={"zero_stage": 3})
-    not_yet("zero_stage 2", model="llama-2-7b", cluster=a100, plan={"zero_stage": 2})
+def test_015_full_shard_of_7b_on_four_and_eight_cards() -> None:
+    """29 GB reserved on four A100-40GB (recompute is the recipe's default); on 24 GB cards the steady state fits and
+    loading the whole model first, which is what the user ran into, does not."""
+    not_yet(
+        "implementation torch-fsdp", model="llama-2-7b", cluster="dgx-a100-40gb", plan={"implementation": "torch-fsdp"}
+    )
+    model, plan = {"preset": "llama-2-7b", "seq_length": 2048}, {"zero_stage": 3, "recompute": "full"}
+    four = forecast(model=model, cluster={"preset": "dgx-a100-40gb", "gpus": 4}, plan=plan).memory
+    assert four.fits
+    (stage,) = four.per_stage
+    states = (stage.weights_gib + stage.gradients_gib + stage.optimizer_gib) * GIB
+    assert states == pytest.approx(18 * 6.738e9 / 4, rel=0.001)
+    assert four.peak_reserved_gib * GIB == pytest.approx(case("015")["observed"]["a100_reserved_gb"] * 1e9, rel=0.2)
+    eight = forecast(model=model, cluster=card("rtx3090", 23.6, 8), plan=plan).memory
+    assert eight.fits
+    assert 4 * 6.738e9 / GIB > 23.6  # the unsharded fp32 weights of the constructor
+
+
+def test_019_stage_3_holds_more_buffers_and_fewer_states_than_stage_2() -> None:
+    """The thread's ZeRO-3 needs more than ZeRO-2 because its live parameters and prefetch are bounded by 1e9 elements
+    and not by two layers; with a ring of two layers over two ranks the states win."""
+    model = {"preset": "llama-2-7b", "seq_length": 2048}
+    two, three = (
+        forecast(
+            model=model, cluster={"preset": "dgx-a100-80gb", "gpus": 2}, plan={"zero_stage": stage}
+        ).memory.per_stage[0]
+        for stage in (2, 3)
+    )
+    assert three.buffers_gib > two.buffers_gib
+    assert two.weights_gib == pytest.approx(2 * three.weights_gib, rel=1e-3)
 
 
 def test_019_tensor_parallelism_trades_time_for_memory() -> None:
@@ -350,11 +379,8 @@ def test_109_and_111_what_a_thousand_billion_needs() -> None:
         "seq_length": shape["seq"],
     }  # fmt: skip
     cluster = {"preset": "dgx-a100-80gb", "nodes": 1}
-    offload = {"zero_stage": 3, "offload": {"optimizer": "cpu"}}
-    with pytest.raises(InputError) as refused:
-        load({"model": model, "cluster": cluster, "plan": offload})
-    assert any("zero_stage 3" in text for text in refused.value.problems)
-    assert any("offload.optimizer cpu" in text for text in refused.value.problems)
+    with pytest.raises(InputError, match=r"offload.optimizer cpu"):
+        load({"model": model, "cluster": cluster, "plan": {"zero_stage": 3, "offload": {"optimizer": "cpu"}}})
     found = forecast(model=model, cluster=cluster, plan={"tensor_parallel": 8, "recompute": "full", "zero_stage": 0})
     assert found.parameters == pytest.approx(1.008e12, rel=0.001)
     assert found.memory.per_stage[0].weights_gib * GIB == pytest.approx(252e9, rel=0.01)

@@ -154,10 +154,8 @@ def test_036_mixture_of_experts_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("number", "cluster", "plan", "words"),
     [
-        ("038", {"preset": "dgx-h100", "nodes": 32}, {"tensor_parallel": 8, "zero_stage": 3}, "zero_stage 3"),
         ("040", {"preset": "dgx-h100", "nodes": 1}, {"context_parallel": 8}, "context_parallel 8"),
         ("042", {"preset": "dgx-h100", "nodes": 1}, {"precision": "fp8"}, "precision fp8"),
-        ("046", {"preset": "dgx-h200", "nodes": 4}, {"tensor_parallel": 8, "zero_stage": 3}, "zero_stage 3"),
         ("048", {"preset": "dgx-a100-40gb", "gpus": 2}, {"offload": {"optimizer": "nvme"}}, "offload.optimizer nvme"),
     ],
 )
@@ -166,6 +164,26 @@ def test_strategies_not_yet_forecast(
 ) -> None:
     assert case(number)["kind"] == "throughput"
     not_yet(words, model={"preset": "llama-3-8b", "seq_length": 8192}, cluster=cluster, plan=plan)
+
+
+FSDP_TP8 = {"zero_stage": 3, "tensor_parallel": 8, "sequence_parallel": True, "recompute": "full"}
+
+
+@pytest.mark.xfail(strict=True, reason="34 % fast: 8-way tensor parallelism with every gather exposed costs them more")
+def test_038_70b_sharded_over_32_with_tensor_parallel_8() -> None:
+    plan = FSDP_TP8 | {"micro_batch_size": 16, "global_batch_size": 512}
+    model, cluster = {"preset": "llama-3-70b", "seq_length": 8192}, {"preset": "dgx-h100", "nodes": 32}
+    found = forecast(model=model, cluster=cluster, plan=plan)
+    assert 540 < found.tokens_per_s_per_gpu < 700
+
+
+def test_046_a_quarter_of_what_the_hardware_gives_is_not_the_plan() -> None:
+    """70B on 32 H200: 200 tokens/s a GPU were seen; a healthy fabric gives several times that, so the plan is not to
+    blame and the links between nodes are the first suspect."""
+    model = {"preset": "llama-3-70b", "seq_length": 8192}
+    found = forecast(model=model, cluster={"preset": "dgx-h200", "nodes": 4}, plan=FSDP_TP8 | {"micro_batch_size": 8})
+    assert found.memory.fits
+    assert found.tokens_per_s_per_gpu > 3 * case("046")["observed"]["wps"]
 
 
 def test_042_days_to_train_ten_trillion_tokens() -> None:

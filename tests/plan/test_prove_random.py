@@ -29,7 +29,7 @@ DEGREES = {
     "pipeline_parallel": [1, 2, 4],
     "virtual_pipeline": [1, 1, 2],
     "data_parallel": [1, 2],
-    "zero_stage": [0, 1],
+    "zero_stage": [0, 1, 2, 3],
     "schedule": ["auto", "gpipe"],
     "recompute": ["none", "selective", "full"],
     "global_batch_size": [2, 4, 8, 24],

@@ -122,8 +122,9 @@ a floor above the ceiling:
 """)
 
 NOT_YET = yaml.safe_load("""
-plan.zero_stage 2: {zero_stage: 2}
-plan.zero_stage 3: {zero_stage: 3}
+plan.zero_stage 2: {zero_stage: 2, implementation: megatron}
+plan.zero.prefetch 50000000.0: {zero_stage: 3, zero: {prefetch: 5e7}}
+plan.zero.reshard false: {zero_stage: 3, zero: {reshard: false}}
 plan.context_parallel 2: {context_parallel: 2}
 plan.expert_parallel 2: {expert_parallel: 2}
 plan.precision fp8: {precision: fp8}

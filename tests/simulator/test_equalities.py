@@ -39,6 +39,16 @@ PLANS: dict[str, dict[str, Any]] = {
         "global_batch_size": 8,
         "recompute": "full",
     },
+    "dp2-zero2": {"data_parallel": 2, "global_batch_size": 4, "zero_stage": 2},
+    "dp4-zero3": {"data_parallel": 4, "global_batch_size": 8, "zero_stage": 3},
+    "tp2-dp2-zero3-full": {
+        "tensor_parallel": 2,
+        "sequence_parallel": True,
+        "data_parallel": 2,
+        "global_batch_size": 4,
+        "zero_stage": 3,
+        "recompute": "full",
+    },
     "interleaved": {
         "pipeline_parallel": 2,
         "virtual_pipeline": 2,
@@ -118,7 +128,7 @@ def flights(draw: st.DrawFn) -> tuple[dict[str, Any], FakeProfile]:
         "virtual_pipeline": chunks,
         "schedule": "interleaved-1f1b" if chunks > 1 else draw(st.sampled_from(["1f1b", "gpipe"])),
         "data_parallel": data,
-        "zero_stage": draw(st.integers(0, 1)),
+        "zero_stage": draw(st.integers(0, 3 if pipeline == 1 else 1)),
         "recompute": draw(st.sampled_from(["none", "selective", "full"])),
         "global_batch_size": data * pipeline * draw(st.integers(1, 3)),
     }

@@ -21,10 +21,12 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "interleaved": {"pipeline_parallel": 2, "schedule": "interleaved-1f1b", "virtual_pipeline": 2},
     "loss-chunks": {"data_parallel": 2, "loss_chunks": 4},
     "recompute": {"tensor_parallel": 2, "sequence_parallel": True, "recompute": "selective"},
+    "zero2": {"data_parallel": 2, "zero_stage": 2},
+    "zero3": {"data_parallel": 2, "zero_stage": 3},
 }
 
 
-CASES = [*((layout, "fp32") for layout in LAYOUTS), ("tp2-sp", "bf16"), ("zero1-dp2-pp2", "bf16")]
+CASES = [*((layout, "fp32") for layout in LAYOUTS), ("tp2-sp", "bf16"), ("zero1-dp2-pp2", "bf16"), ("zero3", "bf16")]
 
 
 @pytest.mark.parametrize("model", [LLAMA, GPT], ids=["llama", "gpt"])

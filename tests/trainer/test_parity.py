@@ -110,10 +110,11 @@ def test_small_buckets_reduce_while_backward_runs(pool: Pool, model: str) -> Non
     _hold(pool, model, DP2 | {"communication": {"bucket_mb": 0.02}})
 
 
-@pytest.mark.parametrize("layout", ["single", "dp2", "tp2-sp", "pp2-1f1b", "zero1"])
+@pytest.mark.parametrize("layout", ["single", "dp2", "tp2-sp", "pp2-1f1b", "zero1", "zero3"])
 def test_bf16_follows_the_fp32_reference(pool: Pool, layout: str) -> None:
     """Weights, activations and products in bf16; main gradients, optimizer state and losses in fp32."""
-    plan = LAYOUTS.get(layout, DP2 | {"zero_stage": 1}) | {"precision": "bf16"}
+    sharded = {f"zero{stage}": DP2 | {"zero_stage": stage} for stage in (1, 3)}
+    plan = (LAYOUTS | sharded)[layout] | {"precision": "bf16"}
     run = make_run(MODELS["llama"], plan)
     losses, norms, _ = _reference("llama", "fp32", "")
     for share in pool.run(train, run, STEPS):
@@ -138,12 +139,39 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "no-overlap-dp2": DP2 | {"communication": {"overlap": False}},
     "pp4": {"pipeline_parallel": 4},
 }
+ZERO2, ZERO3 = DP2 | {"zero_stage": 2}, DP2 | {"zero_stage": 3}
+PARTITIONED: dict[str, dict[str, Any]] = {
+    "zero2": ZERO2,
+    "zero2-one-micro-batch": ZERO2 | {"micro_batch_size": 4},
+    "zero2-no-overlap": ZERO2 | {"communication": {"overlap": False}},
+    "zero3": ZERO3,
+    "zero3-tp2-sp": ZERO3 | TP2 | SP | {"micro_batch_size": 2},
+    "zero3-dp4": ZERO3 | {"data_parallel": 4, "micro_batch_size": 1},
+    "zero3-one-micro-batch": ZERO3 | {"micro_batch_size": 4},
+    "zero3-four-micro-batches-gpipe": ZERO3 | {"micro_batch_size": 1, "schedule": "gpipe"},
+    "zero3-recompute-full": ZERO3 | {"recompute": "full"},
+    "zero3-small-ones-persist": ZERO3 | {"zero": {"persist_below": 100}, "recompute": "selective"},
+    "zero3-no-overlap": ZERO3 | {"communication": {"overlap": False}},
+    "zero3-loss-chunks": ZERO3 | {"loss_chunks": 4},
+}
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_strategies_train_as_the_reference_does(pool: Pool, model: str, strategy: str) -> None:
     _hold(pool, model, STRATEGIES[strategy])
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("strategy", PARTITIONED)
+def test_partitioned_parameters_train_as_the_reference_does(pool: Pool, model: str, strategy: str) -> None:
+    """The GPT's embeddings are tied: two units gather and reduce the table."""
+    _hold(pool, model, PARTITIONED[strategy])
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_partitioned_parameters_in_fp32(pool: Pool, stage: int) -> None:
+    _hold(pool, "llama", ZERO3 | {"zero_stage": stage, "precision": "fp32"})
 
 
 @pytest.mark.parametrize("strategy", ["recompute-full-tp2-sp", "recompute-selective-tp2-sp", "interleaved"])

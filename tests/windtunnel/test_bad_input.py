@@ -59,7 +59,7 @@ def test_all_mistakes_of_a_run_file_at_once(command: str, run_file: Call, wt: Ca
         (["plan.tensor_parallel=3"], "tensor_parallel"),
         (["plan.pipeline_parallel=7"], "at most 4 stages"),
         (["plan.micro_batch_size=3", "plan.global_batch_size=4"], "global_batch_size"),
-        (["plan.zero_stage=3"], "not yet forecast"),
+        (["plan.zero_stage=3", "plan.pipeline_parallel=2"], "incompatible with pipeline parallelism"),
         (["plan.precision=fp8"], "not yet forecast"),
         (["plan.tensor_paralel=2"], "tensor_parallel"),
         (["tensor_parallel=2"], "section.key=value"),

@@ -1,0 +1,67 @@
+"""Which parameters ZeRO-2 and ZeRO-3 partition, and in which buckets.
+
+A partitioned bucket holds the parameters of one unit (embedding, a layer, head): ZeRO-3 gathers it whole before the
+unit computes, ZeRO-2 and ZeRO-3 reduce-scatter its gradient after each micro-batch's backward of the unit. A tied table
+has a bucket of its own, because two units use it. What is not partitioned is *whole*: kept by every rank and treated
+as ZeRO-1 does. Those are the parameters that every tensor-parallel rank holds (norms, row biases: their gradients need
+one more sum, and they are small), and under ZeRO-3 those below `zero.persist_below` elements (DeepSpeed's
+`stage3_param_persistence_threshold`).
+
+After Rajbhandari et al. 2020 (arXiv 1910.02054), with the granularity of torch's FSDP2: one group of parameters a
+layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from plan.parallel import Plan
+from plan.program import Param
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """A bucket in the making: its parameters with `bucket` and `offset` filled in, and whether units partition it."""
+
+    params: tuple[Param, ...]
+    kind: str
+    partitioned: bool
+
+
+def partitions_gradients(plan: Plan) -> bool:
+    """ZeRO-2 and 3: full gradients live only while their unit runs backward."""
+    return plan.zero_stage >= 2 and plan.data_parallel > 1
+
+
+def partitions_weights(plan: Plan) -> bool:
+    """ZeRO-3: full weights live only while their unit runs."""
+    return plan.zero_stage >= 3 and plan.data_parallel > 1
+
+
+def unit_buckets(units: Sequence[Sequence[Param]], kinds: Mapping[str, str], plan: Plan) -> list[Members]:
+    """Buckets of a stage whose gradients are partitioned: `units` in order of last gradient; the whole ones at the
+    end."""
+    found: dict[tuple[int, str], list[Param]] = {}
+    whole: dict[tuple[int, str], list[Param]] = {}
+    for number, params in enumerate(units):
+        for param in params:
+            kind = kinds[param.name]
+            if kind == "replicated" or _persists(param, plan):
+                whole.setdefault((-1, kind), []).append(param)
+            else:
+                found.setdefault((number, kind), []).append(param)
+    groups = [*((key, members, True) for key, members in found.items()), *((k, m, False) for k, m in whole.items())]
+    return [Members(_placed(members, index), key[1], part) for index, (key, members, part) in enumerate(groups)]
+
+
+def _persists(param: Param, plan: Plan) -> bool:
+    return partitions_weights(plan) and param.local_numel < (plan.zero.persist_below or 0)
+
+
+def _placed(params: Sequence[Param], bucket: int) -> tuple[Param, ...]:
+    placed, used = [], 0
+    for param in params:
+        placed.append(replace(param, bucket=bucket, offset=used))
+        used += param.local_numel
+    return tuple(placed)

@@ -1,0 +1,97 @@
+"""ZeRO on paper: what each stage keeps and what it moves, as multiples of the number of parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from plan.program import StepProgram, expand
+from simulator.flight import fly
+from tests.simulator.fakes import FakeProfile
+from tests.simulator.runs import small
+
+RANKS = 4
+SHARDED = {"data_parallel": RANKS, "micro_batch_size": 1}
+
+
+def made(stage: int, microbatches: int = 1, **plan: Any) -> StepProgram:
+    program, _ = small(SHARDED | {"zero_stage": stage, "global_batch_size": RANKS * microbatches} | plan)
+    return program
+
+
+def numbers(program: StepProgram) -> int:
+    """Parameters of a rank, with the padding of their buckets."""
+    return sum(bucket.numel for bucket in program.classes[0].buckets)
+
+
+def moved(program: StepProgram) -> dict[str, int]:
+    """Bytes of every kind of collective over the data-parallel ranks in a step."""
+    found: dict[str, int] = {}
+    for placed in expand(program.classes[0]):
+        comm = placed.instruction.comm
+        if comm is not None and comm.role == "dp" and placed.instruction.piece != "loss":
+            found[comm.op] = found.get(comm.op, 0) + comm.bytes
+    return found
+
+
+@pytest.mark.parametrize(
+    ("stage", "whole", "shared"), [(0, 18, 0), (1, 6, 12), (2, 2, 16), (3, 0, 18)], ids=["0", "1", "2", "3"]
+)
+def test_states_of_a_rank(stage: int, whole: int, shared: int) -> None:
+    """bf16 weights, fp32 gradients and 12 bytes of optimizer: 18, 6 + 12/N, 2 + 16/N and 18/N bytes a parameter; ZeRO-1
+    keeps the reduced shard of its gradients too."""
+    program, run = small(SHARDED | {"zero_stage": stage, "global_batch_size": RANKS})
+    parts = fly(program, run, FakeProfile()).memory[0].parts
+    kept = parts["weights"] + parts["gradients"] + parts["optimizer"]
+    extra = 4 / RANKS if stage == 1 else 0
+    assert kept == pytest.approx(numbers(program) * (whole + shared / RANKS + extra), rel=1e-12)
+
+
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_bytes_a_step_moves(microbatches: int) -> None:
+    """Gradients 2Ψ by all-reduce; ZeRO-1 Ψ of gradients and Ψ of weights; ZeRO-2 reduces every micro-batch; ZeRO-3
+    gathers twice and reduces once every micro-batch, but for the embedding, whose backward reads no weights."""
+    n = numbers(made(0))
+    assert moved(made(0, microbatches)) == {"all_reduce": 4 * n}
+    assert moved(made(1, microbatches)) == {"reduce_scatter": 4 * n, "all_gather": 2 * n}
+    assert moved(made(2, microbatches)) == {"reduce_scatter": 4 * n * microbatches, "all_gather": 2 * n}
+    program = made(3, microbatches)
+    (table,) = (p for p in program.classes[0].params if p.name == "embed.tokens.weight")
+    embedding = program.classes[0].buckets[table.bucket].numel
+    gathers = 2 * (2 * n - embedding) * microbatches
+    assert moved(program) == {"reduce_scatter": 4 * n * microbatches, "all_gather": gathers}
+
+
+def test_recompute_gathers_nothing_more() -> None:
+    """A unit's weights stay from its recomputed forward to its backward."""
+    assert moved(made(3, recompute="full")) == moved(made(3))
+
+
+def test_a_tied_table_is_reduced_by_both_its_users() -> None:
+    program, _ = small(SHARDED | {"zero_stage": 2, "global_batch_size": RANKS}, tied_embeddings=True)
+    (tied,) = (bucket for bucket in program.classes[0].buckets if bucket.kind == "tied")
+    assert moved(program)["reduce_scatter"] == 4 * (numbers(program) + tied.numel)
+
+
+def test_weights_travel_while_the_unit_before_computes() -> None:
+    plan = SHARDED | {"zero_stage": 3, "global_batch_size": RANKS}
+    ahead, late = (
+        fly(*small(plan | {"communication": {"overlap": overlap}}, layers=8), FakeProfile(issue_s=1e-8))
+        for overlap in (True, False)
+    )
+    assert ahead.step_time_s < late.step_time_s
+    assert ahead.breakdown["exposed_data"] < 0.5 * late.breakdown["exposed_data"]
+
+
+def test_what_is_small_can_stay_whole() -> None:
+    """Norms and biases of 512 numbers below a threshold of 1,000: gathered once a step, reduced once."""
+    plan = SHARDED | {"zero_stage": 3, "global_batch_size": RANKS * 2, "zero": {"persist_below": 1000}}
+    program, _ = small(plan)
+    stage = program.classes[0]
+    (whole,) = (b for b in stage.buckets if not b.weights_sharded)
+    assert {p.name for p in stage.params if p.bucket == whole.index} == {
+        p.name for p in stage.params if p.local_numel < 1000
+    }
+    opened = next(b for b in stage.blocks if b.name == "open")
+    assert [i.unit for i in opened.instructions if i.kind == "AG"] == [whole.index]
