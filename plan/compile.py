@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from plan.compile_calls import CallPlacer
 from plan.compile_stage import StageBlocks, Units
+from plan.deepspeed import is_deepspeed, overlaps_gradients
 from plan.hashing import program_hash
 from plan.layout import layout
 from plan.model import Model
@@ -49,7 +50,9 @@ def _stage(model: Model, plan: Plan, e: Extents, units: Units, placement: Placem
     blocks.compile()
     placer = CallPlacer(blocks, placement)
     placer.open()
-    if batched:
+    if is_deepspeed(plan):
+        placer.blocking()
+    elif batched:
         placer.batched()
     else:
         placer.separate()
@@ -119,12 +122,14 @@ def _degrees(model: Model, plan: Plan) -> dict[str, int]:
 def implementation_rules(plan: Plan) -> dict[str, str]:
     """The choices the named implementation made, in words, for the program's header."""
     separate = "separate sends and receives on four streams, receives posted ahead where the global order allows"
+    blocking = "one blocking send or receive after another, in the order of DeepSpeed's TrainSchedule"
+    whole, bucket = "none: one flat gradient, all-reduced as one", f"{plan.communication.bucket_mb:g} MB"
     batched = "a send paired with the opposite receive of the same neighbour, the host blocked on each"
     return {
         "implementation": plan.implementation,
-        "pipeline": batched if batches_transfers(plan) else separate,
-        "buckets": f"close at {plan.communication.bucket_mb:g} MB of {plan.gradient_dtype} gradient",
-        "gradients": "overlapped with backward" if plan.communication.overlap else "reduced after backward",
+        "pipeline": blocking if is_deepspeed(plan) else batched if batches_transfers(plan) else separate,
+        "buckets": whole if is_deepspeed(plan) else f"close at {bucket} of {plan.gradient_dtype} gradient",
+        "gradients": "overlapped with backward" if overlaps_gradients(plan) else "reduced after backward",
     }
 
 

@@ -27,12 +27,15 @@ class UnitPlan:
     repeated: tuple[Step, ...]
 
 
-def unit_plan(unit: Unit, number: int, recompute: str) -> UnitPlan:
-    """`recompute`: none | selective (keep all but the attention's result) | full (keep the input only)."""
+def unit_plan(unit: Unit, number: int, recompute: str, whole: bool = False) -> UnitPlan:
+    """`recompute`: none | selective (keep all but the attention's result) | full (keep the input only). `whole`: what
+    is recomputed in full runs to its end, as under autograd's checkpointing, what backward does not need included."""
     saved = saved_names(unit)
     kept = saved
     if recompute == "full":
         kept = (unit.source,)
+        if whole:
+            return UnitPlan(unit, number, kept, unit.forward)
     elif recompute == "selective":
         kept = tuple(n for n in saved if n not in ("o", "lse", "mask.p", "dropped"))
     missing = {n for n in saved if n not in kept}
@@ -118,15 +121,23 @@ class ChunkCompiler:
     instruction that makes the chunk's contribution to a parameter's gradient."""
 
     def __init__(
-        self, builder: BlockBuilder, names: StageNames, rings: Rings, wait_weights: dict[int, int] | None = None
+        self,
+        builder: BlockBuilder,
+        names: StageNames,
+        rings: Rings,
+        wait_weights: dict[int, int] | None = None,
+        serial: bool = False,
     ) -> None:
+        """`serial`: a collective begins when all compute before it has ended, not when its own input is there."""
         self.builder = builder
         self.names = names
         self.rings = rings
         self.first_waits = dict(wait_weights or {})  # bucket -> in-port of its all-gather
+        self.serial = serial
         self.after_grad: Callable[[str], None] | None = None
         self.shards: Partitioned | None = None
         self._unit = -1
+        self._latest: int | None = None  # the last compute instruction
         self._entry: tuple[int, int] | None = None  # (port, buffer) freed by the first compute instruction
         rings.start_block()
 
@@ -145,6 +156,7 @@ class ChunkCompiler:
         index = self.builder.emit(
             phase, kind, number, piece, "compute", reads, writes, body, after=after, transient_bytes=transient_bytes
         )
+        self._latest = index
         if entry is not None:
             self.builder.discard(entry[1], index)
         return index
@@ -172,7 +184,10 @@ class ChunkCompiler:
             writes = tuple(self.ref(scope, plan.unit, n) for n in step.writes)
             if isinstance(step, Move):
                 comm = Comm(step.op, "tp", step.bytes, step.dtype, "tp", step.reduce)
-                self.builder.emit(phase, step.kind, plan.number, step.piece, "tp", reads, writes, comm=comm, priority=2)
+                after = (self._latest,) if self.serial and self._latest is not None else ()
+                self.builder.emit(
+                    phase, step.kind, plan.number, step.piece, "tp", reads, writes, comm=comm, after=after, priority=2
+                )
                 continue
             self._work(step, plan.number, phase, reads, writes)
 

@@ -1,9 +1,10 @@
 """Places a stage's blocks in host order: the calls of one step and what stands behind every in-port.
 
-Two drivers, one for each way to talk to neighbours. `separate` (implementation windtunnel, and every interleaved
+Three drivers, one for each way to talk to neighbours. `separate` (implementation windtunnel, and every interleaved
 schedule) follows `plan.schedules.place_transfers`: sends and receives on four streams, receives posted ahead. `batched`
 (Megatron-LM, non-interleaved 1F1B) pairs a send with the opposite receive of the same neighbour and blocks the host on
-each, as its `batch_p2p_comm` with `batch_p2p_sync` does.
+each, as its `batch_p2p_comm` with `batch_p2p_sync` does. `blocking` (DeepSpeed's pipeline engine) does one transfer
+after another, each blocking, in the order of its `TrainSchedule`.
 """
 
 from __future__ import annotations
@@ -160,6 +161,32 @@ class CallPlacer:
                 self.exchange(slot, after)
             else:
                 self.send(slot)
+
+    def blocking(self) -> None:
+        """DeepSpeed's `TrainSchedule`: stage r runs the forward of micro-batch k at tick 2k + r and its backward at
+        tick 2k + 2p - 1 - r. A tick with a forward begins by receiving its input from the stage before, then returns
+        the gradient of the backward before; one with a backward (or with none due) begins by sending the output of the
+        forward before, then receives its gradient. So at every tick stages exchange in pairs, and nobody waits for a
+        third.
+        """
+        p, stage, m = self.b.plan.pipeline_parallel, self.b.stage, self.b.plan.microbatches
+        first, last = self.b.first(0), self.b.last(0)
+        for tick in range(2 * (m + p - 1) + 1):
+            forward = (tick - stage) % 2 == 0
+            micro = (tick - stage) // 2 if forward else (tick + 1 + stage) // 2 - p
+            before = (tick + stage) // 2 - p if forward else (tick - 1 - stage) // 2
+            due = 0 <= micro < m
+            now, past = Slot("F" if forward else "B", micro, 0), Slot("B" if forward else "F", before, 0)
+            receives = due and not (first if forward else last)
+            sends = 0 <= before < m and not (first if forward else last)
+            if receives and forward:
+                self.receive(now)
+            if sends:
+                self.send(past)
+            if receives and not forward:
+                self.receive(now)
+            if due:
+                self.compute(now)
 
     def program(self) -> RankProgram:
         """Close the step and return the stage's program."""

@@ -10,11 +10,12 @@ from plan.builder import BlockBuilder
 from plan.compile_blocks import ChunkCompiler, Rings, StageNames, UnitPlan, exchange_block, transfer_block, unit_plan
 from plan.compile_shards import BlockShards, Shards
 from plan.compile_step import close_block, open_block, reduce_bucket
+from plan.deepspeed import gathers_at_once, gradient_way, is_deepspeed, overlaps_gradients
 from plan.model import Model
 from plan.parallel import Plan
 from plan.parameters import HEAD, TABLE, Parameters, lay_out, sharded_optimizer, unit_params
 from plan.pieces import TensorSpec, embedding, head, layer
-from plan.program import Block, Buffer, Comm, CommOp, Phase, Role, Stream
+from plan.program import DTYPE_BYTES, Block, Buffer, Comm, CommOp, KernelCall, Phase, Role, Stream, rank_wide
 from plan.schedules import Slot
 from plan.shapes import Extents
 
@@ -33,6 +34,7 @@ class StageBlocks:
     ) -> None:
         self.model, self.plan, self.e = model, plan, e
         self.units, self.stage, self.batched = units, stage, batched
+        self.blocking = batched or is_deepspeed(plan)  # transfers block the host
         self._last = {slot.chunk: i for i, slot in enumerate(slots) if slot.phase == "B"}
         self.rings = Rings()
         self.blocks: list[Block] = []
@@ -46,7 +48,7 @@ class StageBlocks:
         self.scalars = len(self.parameters.buffers)  # loss, then stats
         self.names = StageNames(
             self.parameters.weight_ref,
-            self.parameters.grad_ref,
+            self.parameters.fresh_ref,
             self.scalars,
             {p.name: p.bucket for p in self.parameters.params},
         )
@@ -61,7 +63,8 @@ class StageBlocks:
         recompute = self.plan.recompute
         if recompute == "layers":
             recompute = "full" if position < self.plan.recompute_layers + (0 in self.units[0]) else "none"
-        return unit_plan(layer(self.e, number, cut=recompute == "selective"), number, recompute)
+        unit = layer(self.e, number, cut=recompute == "selective")
+        return unit_plan(unit, number, recompute, whole=is_deepspeed(self.plan))
 
     def _tied_here(self) -> bool:
         return self.model.tied_embeddings and 0 in self.here
@@ -102,8 +105,9 @@ class StageBlocks:
     def _forward(self, chunk: int) -> Block:
         builder = BlockBuilder(f"F{chunk}")
         used = dict.fromkeys(self.names.bucket_of[p] for p in self._weights(chunk) if p in self.names.weights)
-        waits = {b: builder.take(f"weights.{b}", "dp", None) for b in used} if sharded_optimizer(self.plan) else {}
-        compiler = ChunkCompiler(builder, self.names, self.rings, waits)
+        ahead = sharded_optimizer(self.plan) and not gathers_at_once(self.plan)
+        waits = {b: builder.take(f"weights.{b}", "dp", None) for b in used} if ahead else {}
+        compiler = ChunkCompiler(builder, self.names, self.rings, waits, self.e.serial)
         builder.follow("previous")
         if not self.last(chunk):
             compiler.free_on_entry("sent", "send_fwd", self._edge())
@@ -137,7 +141,7 @@ class StageBlocks:
     def _backward(self, chunk: int, pending: dict[int, int] | None) -> Block:
         """`pending`: gradients still missing in each bucket, when this is the last micro-batch's form."""
         builder = BlockBuilder(f"B{chunk}" if pending is None else f"B{chunk}.last")
-        compiler = ChunkCompiler(builder, self.names, self.rings)
+        compiler = ChunkCompiler(builder, self.names, self.rings, serial=self.e.serial)
         builder.follow("previous")
         if not self.first(chunk):
             compiler.free_on_entry("sent", "send_bwd", self._edge())
@@ -162,6 +166,9 @@ class StageBlocks:
             shards.end(plan.number)
             gradient = scope.get("d0")
         shards.leave()
+        if gradient_way(self.plan) == "apart":
+            for plan in reversed(self.chunks[chunk]):
+                self._add_fresh(builder, plan.number)
         if not self.first(chunk):
             builder.give("out", gradient)
             source = scopes[self.chunks[chunk][0].number][self.chunks[chunk][0].unit.source]
@@ -170,6 +177,24 @@ class StageBlocks:
             builder.give("d_done", None, builder.last_access(arrived))
         builder.give("tail", None, builder.last_of("compute"))
         return builder.finish()
+
+    def _add_fresh(self, builder: BlockBuilder, number: int) -> None:
+        """A unit's fresh gradients are widened one by one and added into the main ones (`update_hp_grads`). Unit 0's
+        body also holds what clearing its tables' gradients costs: their backward scatters into zeros."""
+        params = unit_params(self.model, self.plan, number, self._tied_here())
+        if not params:
+            return
+        grad, size = self.plan.gradient_dtype, DTYPE_BYTES[self.plan.gradient_dtype]
+        body: list[KernelCall] = []
+        for param in params:
+            if number == 0 and len(param.full_shape) > 1:
+                body.append(KernelCall("fill", (param.local_numel,), self.e.dtype))
+            body.append(KernelCall("copy", (param.local_numel,), self.e.dtype, f"{self.e.dtype}->{grad}"))
+            body.append(KernelCall("add", (param.local_numel,), grad))
+        fresh = [rank_wide(self.parameters.fresh_ref[p.name]) for p in params]
+        main = [rank_wide(self.parameters.grad_ref[p.name]) for p in params]
+        refs, widest = (*fresh, *main), max(p.local_numel for p in params) * size
+        builder.emit("W", "ACC", number, "grads", "compute", refs, refs, tuple(body), transient_bytes=widest)
 
     def _take_saved(self, builder: BlockBuilder, chunk: int, plan: UnitPlan, name: str) -> int:
         spec = plan.unit.tensors[name]
@@ -182,7 +207,7 @@ class StageBlocks:
         if self.parameters.buckets[bucket].gradients_sharded:
             return
         pending[bucket] -= 1
-        if pending[bucket] == 0 and self.plan.data_parallel > 1 and self.plan.communication.overlap:
+        if pending[bucket] == 0 and self.plan.data_parallel > 1 and overlaps_gradients(self.plan):
             index = len(builder.instructions) - 1
             builder.give(
                 f"bucket.{bucket}", None, reduce_bucket(builder, self.plan, self.parameters.buckets[bucket], index)
@@ -228,7 +253,7 @@ class StageBlocks:
             comm = self._transfer("recv", role, backward)
             stream = self._arrival(backward)
             spec = self._slot_buffer(name)
-            self._block(name, transfer_block(name, "RECV", unit, phase, stream, comm, spec, self.batched))
+            self._block(name, transfer_block(name, "RECV", unit, phase, stream, comm, spec, self.blocking))
         return self.index[name]
 
     def send(self, backward: bool, chunk: int) -> int:
@@ -240,7 +265,7 @@ class StageBlocks:
             phase: Phase = "B" if backward else "F"
             comm = self._transfer("send", role, backward)
             stream: Stream = "send_bwd" if backward else "send_fwd"
-            self._block(name, transfer_block(name, "SEND", unit, phase, stream, comm, self._edge(), self.batched))
+            self._block(name, transfer_block(name, "SEND", unit, phase, stream, comm, self._edge(), self.blocking))
         return self.index[name]
 
     def exchange(self, backward: bool, slot: int) -> int:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plan.builder import BlockBuilder
+from plan.deepspeed import gathers_at_once, is_deepspeed, overlaps_gradients
 from plan.parallel import Plan
 from plan.parameters import Parameters, sharded_optimizer
 from plan.program import DTYPE_BYTES, Block, Bucket, Buffer, Comm, CommOp, KernelCall, Role, Stream, rank_wide
@@ -34,20 +35,23 @@ def open_block(plan: Plan, parameters: Parameters, loss: int) -> Block:
     builder.emit(
         "step", "ZERO", 0, "grads", "compute", flats, flats, (KernelCall("fill", (total,), plan.gradient_dtype),)
     )
-    if sharded_optimizer(plan):
+    if sharded_optimizer(plan) and not gathers_at_once(plan):
         for bucket in (b for b in reversed(buckets) if not b.weights_sharded):
-            flat = rank_wide(bucket.weight_buffer)
-            size = bucket.numel * DTYPE_BYTES[plan.precision]
-            comm = Comm("all_gather", "dp", size, plan.precision, "dp")
-            index = builder.emit("step", "AG", bucket.index, "weights", "dp", (flat,), (flat,), comm=comm)
-            builder.give(f"weights.{bucket.index}", None, index)
+            builder.give(f"weights.{bucket.index}", None, _gather(builder, plan, bucket))
     return builder.finish()
+
+
+def _gather(builder: BlockBuilder, plan: Plan, bucket: Bucket, after: tuple[int, ...] = ()) -> int:
+    """The all-gather of a bucket's weights, in place; returns its local id."""
+    flat, size = rank_wide(bucket.weight_buffer), bucket.numel * DTYPE_BYTES[plan.precision]
+    comm = Comm("all_gather", "dp", size, plan.precision, "dp")
+    return builder.emit("step", "AG", bucket.index, "weights", "dp", (flat,), (flat,), comm=comm, after=after)
 
 
 def reduce_bucket(builder: BlockBuilder, plan: Plan, bucket: Bucket, after: int) -> int:
     """The data-parallel reduction of a bucket, after instruction (or in-port) `after`; returns its local id."""
     grad, size = rank_wide(bucket.grad_buffer), bucket.numel * DTYPE_BYTES[plan.gradient_dtype]
-    zero = sharded_optimizer(plan)
+    zero = sharded_optimizer(plan) and not is_deepspeed(plan)  # DeepSpeed all-reduces, and steps its share
     op: CommOp = "reduce_scatter" if zero else "all_reduce"
     comm = Comm(op, "dp", size, plan.gradient_dtype, "dp", "sum", plan.communication.allreduce)
     target, kind = rank_wide(bucket.reduced_buffer), "RS" if zero else "AR"
@@ -85,12 +89,16 @@ def close_block(
     tail = -1 - builder.take("tail", "compute", None)
     close = _Close(builder, plan, parameters, tail, [-1 - builder.take(name, "dp", None) for name in reduced])
     payloads = [builder.take(f"sent.{i}", stream, edge) for i, stream in enumerate(sends)]
-    if plan.data_parallel > 1 and not plan.communication.overlap:
+    if is_deepspeed(plan):
+        _sum_tied(close)
+    if plan.data_parallel > 1 and not overlaps_gradients(plan):
         whole = [bucket for bucket in parameters.buckets if not bucket.gradients_sharded]
         close.done += [reduce_bucket(builder, plan, bucket, tail) for bucket in whole]
-    _finish_gradients(close)
+    _sum_replicated(close)
+    if not is_deepspeed(plan):
+        _sum_tied(close)
     state = _state_dtype(plan)
-    if has_head and plan.data_parallel > 1 and not sharded_optimizer(plan):
+    if has_head and plan.data_parallel > 1 and _norm_role(plan) != "world":
         close.sum(("AR", "loss"), 0, "dp", loss, 1, state)
     _norm(close, loss)
     role = _norm_role(plan)
@@ -99,6 +107,9 @@ def close_block(
     for bucket in parameters.buckets:
         _step(close, bucket, loss + 1)
     waits = tuple(-1 - builder.port_of(p) for p in payloads)
+    if sharded_optimizer(plan) and gathers_at_once(plan):
+        stepped = builder.last_of("compute")
+        waits += tuple(_gather(builder, plan, bucket, (stepped,)) for bucket in reversed(parameters.buckets))
     stats = (rank_wide(loss + 1),)
     index = builder.emit("step", "LOSS", 0, "loss", "compute", stats, (), after=waits, host_sync=True)
     for payload in payloads:
@@ -110,32 +121,42 @@ def _state_dtype(plan: Plan) -> str:
     return "fp64" if plan.precision == "fp64" else "fp32"
 
 
-def _finish_gradients(close: _Close) -> None:
-    """The sums that some gradients need besides the data-parallel one."""
+def _held(close: _Close, bucket: Bucket) -> int:
+    """Elements of a bucket's gradient that the rank has reduced: its share, or all of them."""
+    return bucket.numel if is_deepspeed(close.plan) else bucket.shard_numel
+
+
+def _sum_replicated(close: _Close) -> None:
+    """Gradients of parameters that every tensor-parallel rank holds, summed over them under sequence parallelism."""
     plan = close.plan
     for bucket in close.parameters.buckets:
         if bucket.kind == "replicated" and plan.sequence_parallel:
-            close.sum(
-                ("AR", "replicated"), bucket.index, "tp", bucket.reduced_buffer, bucket.shard_numel, plan.gradient_dtype
-            )
+            elements = _held(close, bucket)
+            close.sum(("AR", "replicated"), bucket.index, "tp", bucket.reduced_buffer, elements, plan.gradient_dtype)
+
+
+def _sum_tied(close: _Close) -> None:
+    """Gradients of the tied table, summed over the two stages that hold it (DeepSpeed does this first)."""
+    plan = close.plan
+    for bucket in close.parameters.buckets:
         if bucket.kind == "tied" and plan.pipeline_parallel > 1:
-            close.sum(
-                ("AR", "tied"), bucket.index, "embed", bucket.reduced_buffer, bucket.shard_numel, plan.gradient_dtype
-            )
+            elements = _held(close, bucket)
+            close.sum(("AR", "tied"), bucket.index, "embed", bucket.reduced_buffer, elements, plan.gradient_dtype)
 
 
 def _norm(close: _Close, loss: int) -> None:
     """Sum of squares of this rank's gradients and its share of the loss."""
     buckets = close.parameters.buckets
-    body = tuple(KernelCall("sqnorm", (b.shard_numel,), close.plan.gradient_dtype) for b in buckets)
+    body = tuple(KernelCall("sqnorm", (_held(close, b),), close.plan.gradient_dtype) for b in buckets)
     reads = (*(rank_wide(b.reduced_buffer) for b in buckets), rank_wide(loss))
     after = (close.tail, *close.done)
     close.builder.emit("step", "NORM", 0, "norm", "compute", reads, (rank_wide(loss + 1),), body, after=after)
 
 
 def _norm_role(plan: Plan) -> Role | None:
-    """Who shares the norm: every rank under ZeRO (shards are distinct), else the ranks of one model copy."""
-    if sharded_optimizer(plan):
+    """Who shares the norm: every rank under ZeRO (shards are distinct), else the ranks of one model copy; DeepSpeed
+    takes the norm of whole gradients."""
+    if sharded_optimizer(plan) and not is_deepspeed(plan):
         return "world"
     return "model" if plan.tensor_parallel * plan.pipeline_parallel > 1 else None
 

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from plan.deepspeed import gradient_way, is_deepspeed, runs_megatron_layers
 from plan.model import Model
 from plan.parallel import Plan
 from plan.partition import partitions_gradients, partitions_weights, unit_buckets
@@ -29,7 +30,8 @@ class Parameters:
     buckets: tuple[Bucket, ...]
     buffers: tuple[Buffer, ...]
     weight_ref: dict[str, int]  # rank-wide buffer of each parameter's weight view
-    grad_ref: dict[str, int]
+    grad_ref: dict[str, int]  # of its main gradient
+    fresh_ref: dict[str, int]  # of the gradient that a backward makes: the main one, unless it is made apart
 
 
 def _param(
@@ -155,13 +157,23 @@ def lay_out(units: list[list[Param]], model: Model, plan: Plan, first_stage: boo
             weight_ref[param.name] = _view(buffers, param, bucket.weight_buffer, plan.precision, "weight")
         if not bucket.gradients_sharded:
             grad_ref[param.name] = _view(buffers, param, bucket.grad_buffer, plan.gradient_dtype, "grad")
-    return Parameters(params, tuple(buckets), tuple(buffers), weight_ref, grad_ref)
+    fresh_ref = _fresh(buffers, buckets, params, plan) if gradient_way(plan) == "apart" else grad_ref
+    return Parameters(params, tuple(buckets), tuple(buffers), weight_ref, grad_ref, fresh_ref)
+
+
+def _fresh(buffers: list[Buffer], buckets: list[Bucket], params: tuple[Param, ...], plan: Plan) -> dict[str, int]:
+    """Gradients in the computing type, beside the main ones: DeepSpeed's BF16_Optimizer leaves them until the next
+    backward."""
+    flats = [_flat(buffers, b.numel, plan.precision, "grad", f"fresh gradients.{b.index}") for b in buckets]
+    return {p.name: _view(buffers, p, flats[p.bucket], plan.precision, "grad") for p in params}
 
 
 def _classic_groups(order: list[Param], kinds: list[Kind], plan: Plan, first_stage: bool) -> list[list[Param]]:
     limit = plan.communication.bucket_mb * 1e6
     if plan.implementation == "megatron" and not (first_stage and plan.communication.overlap):
         limit = float("inf")  # Megatron-LM buckets only what it overlaps, and only on the first stage
+    if is_deepspeed(plan):
+        limit = float("inf")  # one flat tensor, reduced as one
     return _bucketed(order, kinds, limit, plan)
 
 
@@ -176,8 +188,10 @@ def _flat(buffers: list[Buffer], elements: int, dtype: str, pool: Pool, what: st
 
 
 def sharded_optimizer(plan: Plan) -> bool:
-    """True when ranks of a data-parallel group each step a share (ZeRO with more than one rank)."""
-    return plan.zero_stage >= 1 and plan.data_parallel > 1
+    """True when ranks of a data-parallel group each step a share (ZeRO with more than one rank; DeepSpeed's
+    BF16_Optimizer does so at stage 0 too)."""
+    by_itself = is_deepspeed(plan) and plan.precision == "bf16"
+    return (plan.zero_stage >= 1 or by_itself) and plan.data_parallel > 1
 
 
 def _bucket(
@@ -198,8 +212,8 @@ def _bucket(
     split = partitioned and partitions_weights(plan)
     weight = _flat(buffers, share if split else total, plan.precision, "weight", f"weights.{index}")
     grad = _flat(buffers, share if partitioned else total, plan.gradient_dtype, "grad", f"gradients.{index}")
-    # Megatron-LM reduces into the rank's stretch of the gradients
-    apart = zero and plan.implementation != "megatron" and not partitioned
+    # Megatron-LM reduces into the rank's stretch of the gradients, DeepSpeed's ZeRO-1 reduces all of them.
+    apart = zero and not runs_megatron_layers(plan) and not partitioned
     reduced = _flat(buffers, share, plan.gradient_dtype, "grad", f"reduced.{index}") if apart else grad
     master = weight if plan.precision == state else _flat(buffers, share, state, "optim", f"master.{index}")
     exp_avg = _flat(buffers, share, state, "optim", f"exp_avg.{index}")

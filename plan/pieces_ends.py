@@ -14,6 +14,8 @@ from plan.pieces_sheet import (
     reduce_backward,
     reduce_forward,
     regather,
+    sum_beside,
+    weight_products,
 )
 from plan.program import DTYPE_BYTES, KernelCall
 from plan.shapes import Extents
@@ -38,8 +40,15 @@ def embedding(e: Extents) -> Unit:
         sheet.gathered("dx0f", e.tokens, e.hidden)
         sheet.move("B", "AG", "embed", gradient, "dx0f")
         gradient = "dx0f"
-    scatter = (KernelCall("embedding_backward", (e.tokens, e.hidden, e.vocab), e.dtype),)
-    sheet.backward.append(Work("W", "W", "embed", (gradient, "tokens", f"g:{table}"), (f"g:{table}",), scatter))
+    scatter: tuple[KernelCall, ...] = (KernelCall("embedding_backward", (e.tokens, e.hidden, e.vocab), e.dtype),)
+    transient = 0
+    if e.gradients == "added":  # autograd scatters into zeros of the table's size, then adds these
+        table_size = e.vocab * e.hidden
+        scatter = (KernelCall("fill", (table_size,), e.dtype), *scatter, KernelCall("add", (table_size,), e.dtype))
+        transient = table_size * DTYPE_BYTES[e.dtype]
+    sheet.backward.append(
+        Work("W", "W", "embed", (gradient, "tokens", f"g:{table}"), (f"g:{table}",), scatter, transient)
+    )
     return Unit(0, tuple(sheet.forward), tuple(sheet.backward), sheet.tensors, source="tokens", output=output)
 
 
@@ -170,8 +179,8 @@ def _megatron_head(e: Extents, weight: str) -> Unit:
     y = regather(sheet, "head.in", "")
     back = (sweep, down, gemm(e, e.tokens, e.hidden, e.vocab, "nn"))
     sheet.backward.append(Work("B", "I", "head.logits", ("logits", f"w:{weight}"), ("dlogits", "dy"), back))
-    dy = reduce_backward(sheet, "head.in", "dy")
-    grad = (gemm(e, e.vocab, e.hidden, e.tokens, "tn+acc32"),)
-    sheet.backward.append(Work("W", "W", "head.logits", ("dlogits", y, f"g:{weight}"), (f"g:{weight}",), grad))
+    grad, transient = weight_products(e, (e.vocab, e.hidden, e.tokens))
+    weights = Work("W", "W", "head.logits", ("dlogits", y, f"g:{weight}"), (f"g:{weight}",), grad, transient)
+    dy = sum_beside(sheet, ("head.in", "dy"), weights)
     norm_backward(sheet, "head.in", "head.norm", "", (dy, "x", None, "d0"))
     return Unit(-1, tuple(sheet.forward), tuple(sheet.backward), sheet.tensors, output="logits")

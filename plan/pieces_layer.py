@@ -11,9 +11,10 @@ from plan.pieces_sheet import (
     out_backward,
     out_forward,
     present,
-    reduce_backward,
     reduce_forward,
     regather,
+    sum_beside,
+    weight_products,
 )
 from plan.program import DTYPE_BYTES, KernelCall
 from plan.shapes import Extents
@@ -37,8 +38,11 @@ def _attention_calls(e: Extents) -> tuple[tuple[KernelCall, ...], tuple[KernelCa
     merge = KernelCall("copy", (e.tokens * e.q,), e.dtype)
     masked = (KernelCall("copy", (batch * s * s,), e.dtype),) if e.megatron and e.attention_dropout else ()
     variant = "+".join(present("causal", "dropout" if e.attention_dropout else None, "alibi" if e.alibi else None))
+    # Megatron-DeepSpeed's scores are a baddbmm on ALiBi: its rows written over the square, and read by the product.
+    bias = (KernelCall("fill", (batch * s * s,), e.dtype, "", 2),) if e.serial and e.alibi else ()
     forward += [
         *((split,) if e.megatron else ()),
+        *bias,
         KernelCall("bmm", (batch, s, s, d), e.dtype, "nt"),
         KernelCall("softmax_forward", (batch * s, s), e.dtype, variant),
         *masked,
@@ -120,24 +124,23 @@ def _attention_input_gradient(sheet: Sheet, base: str, dz: str, cut: bool) -> No
     ]
 
 
-def _attention_weight_gradient(sheet: Sheet, base: str, names: tuple[str, str], cut: bool) -> None:
+def _attention_weight_gradient(e: Extents, base: str, names: tuple[str, str], cut: bool) -> tuple[Work, ...]:
     """names: gradient of the output product, input of the QKV product."""
-    e = sheet.e
     dz, y = names
     grads = (f"g:{base}.qkv.weight", *((f"g:{base}.qkv.bias",) if e.qkv_bias else ()))
     out = f"g:{base}.out.weight"
-    merge = (gemm(e, e.hidden, e.q, e.tokens, "tn+acc32"),)
-    project = [gemm(e, e.qkv, e.hidden, e.tokens, "tn+acc32")]
+    merge, merged = weight_products(e, (e.hidden, e.q, e.tokens))
+    project, projected = weight_products(e, (e.qkv, e.hidden, e.tokens))
     if e.qkv_bias:
-        project.append(KernelCall("bias_grad", (e.tokens, e.qkv), e.dtype))
+        project = (*project, KernelCall("bias_grad", (e.tokens, e.qkv), e.dtype))
     if not cut:
         reads = (dz, "o", y, "dqkv", out, *grads)
-        sheet.backward.append(Work("W", "W", "attn.core", reads, (out, *grads), (*merge, *project)))
-        return
-    sheet.backward += [
-        Work("W", "W", "attn.proj", (dz, "o", out), (out,), merge),
-        Work("W", "W", "attn.qkv", ("dqkv", y, *grads), grads, tuple(project)),
-    ]
+        most = max(merged, projected)
+        return (Work("W", "W", "attn.core", reads, (out, *grads), (*merge, *project), most),)
+    return (
+        Work("W", "W", "attn.proj", (dz, "o", out), (out,), merge, merged),
+        Work("W", "W", "attn.qkv", ("dqkv", y, *grads), grads, project, projected),
+    )
 
 
 def _mlp_core(sheet: Sheet, base: str, y: str) -> None:
@@ -172,14 +175,13 @@ def _mlp_input_gradient(sheet: Sheet, base: str, dz: str) -> None:
     sheet.backward.append(Work("B", "I", "mlp.core", reads, ("dy2", *made, "du"), body, transient))
 
 
-def _mlp_weight_gradient(sheet: Sheet, base: str, dz: str, y: str) -> None:
-    e = sheet.e
-    body = [gemm(e, e.hidden, e.ffn, e.tokens, "tn+acc32"), gemm(e, e.up, e.hidden, e.tokens, "tn+acc32")]
+def _mlp_weight_gradient(e: Extents, base: str, dz: str, y: str) -> Work:
+    body, transient = weight_products(e, (e.hidden, e.ffn, e.tokens), (e.up, e.hidden, e.tokens))
     grads = [f"g:{base}.down.weight", f"g:{base}.up.weight"]
     if e.bias:
         grads.append(f"g:{base}.up.bias")
-        body.append(KernelCall("bias_grad", (e.tokens, e.up), e.dtype))
-    sheet.backward.append(Work("W", "W", "mlp.core", (dz, "a", y, "du", *grads), tuple(grads), tuple(body)))
+        body = (*body, KernelCall("bias_grad", (e.tokens, e.up), e.dtype))
+    return Work("W", "W", "mlp.core", (dz, "a", y, "du", *grads), tuple(grads), body, transient)
 
 
 def layer(e: Extents, number: int, cut: bool = False) -> Unit:
@@ -200,13 +202,11 @@ def layer(e: Extents, number: int, cut: bool = False) -> Unit:
     dz = out_backward(sheet, "mlp.out", f"{base}.mlp.down.bias", "d2", "dz2")
     y = regather(sheet, "mlp.in", "2")
     _mlp_input_gradient(sheet, f"{base}.mlp", dz)
-    dy = reduce_backward(sheet, "mlp.in", "dy2")
-    _mlp_weight_gradient(sheet, f"{base}.mlp", dz, y)
+    dy = sum_beside(sheet, ("mlp.in", "dy2"), _mlp_weight_gradient(e, f"{base}.mlp", dz, y))
     norm_backward(sheet, "mlp.in", f"{base}.mlp.norm", "2", (dy, "x1", "d2", "d1"))
     dz = out_backward(sheet, "attn.out", f"{base}.attn.out.bias", "d1", "dz1")
     y = regather(sheet, "attn.in", "1")
     _attention_input_gradient(sheet, f"{base}.attn", dz, cut)
-    dy = reduce_backward(sheet, "attn.in", "dy1")
-    _attention_weight_gradient(sheet, f"{base}.attn", (dz, y), cut)
+    dy = sum_beside(sheet, ("attn.in", "dy1"), *_attention_weight_gradient(e, f"{base}.attn", (dz, y), cut))
     norm_backward(sheet, "attn.in", f"{base}.attn.norm", "1", (dy, "x", "d1", "d0"))
     return Unit(number, tuple(sheet.forward), tuple(sheet.backward), sheet.tensors)

@@ -6,7 +6,7 @@ Each helper appends forward or backward steps to the sheet and returns the name 
 from __future__ import annotations
 
 from plan.piece_types import Move, Step, TensorSpec, Work
-from plan.program import CommOp, KernelCall, Phase, Pool, Reduce
+from plan.program import DTYPE_BYTES, CommOp, KernelCall, Phase, Pool, Reduce
 from plan.shapes import Extents
 
 
@@ -118,6 +118,17 @@ def reduce_backward(sheet: Sheet, piece: str, dy: str) -> str:
     return reduced
 
 
+def sum_beside(sheet: Sheet, sum_: tuple[str, str], *weight_gradients: Work) -> str:
+    """The sum of an input gradient (piece, name) is begun before the weight gradients, to run beside them; in
+    autograd's order it comes after."""
+    if sheet.e.serial:
+        sheet.backward += weight_gradients
+        return reduce_backward(sheet, *sum_)
+    summed = reduce_backward(sheet, *sum_)
+    sheet.backward += weight_gradients
+    return summed
+
+
 def out_forward(sheet: Sheet, piece: str, bias: str, names: tuple[str, str, str]) -> None:
     """Residual add with the row bias and dropout. names: residual, summed product, result."""
     e = sheet.e
@@ -168,3 +179,16 @@ def regather(sheet: Sheet, piece: str, suffix: str) -> str:
 
 def gemm(e: Extents, m: int, n: int, k: int, variant: str) -> KernelCall:
     return KernelCall("gemm", (m, n, k), e.dtype, variant)
+
+
+def weight_products(e: Extents, *shapes: tuple[int, int, int]) -> tuple[tuple[KernelCall, ...], int]:
+    """Kernel calls that make weight gradients (m, n) from k tokens and bring them where `e.gradients` says, and their
+    transient bytes."""
+    if e.gradients == "fused":
+        return tuple(gemm(e, *shape, "tn+acc32") for shape in shapes), 0
+    products = [gemm(e, *shape, "tn") for shape in shapes]
+    if e.gradients == "apart":
+        return tuple(products), 0
+    sums = [KernelCall("add", (m * n,), e.dtype) for m, n, _ in shapes]
+    calls = tuple(call for pair in zip(products, sums, strict=True) for call in pair)
+    return calls, max(m * n for m, n, _ in shapes) * DTYPE_BYTES[e.dtype]

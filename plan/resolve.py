@@ -5,7 +5,7 @@ the plan. All problems of all sections are collected before anything is raised, 
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from plan import cluster as clusters
 from plan import presets, rules
@@ -193,7 +193,7 @@ def _plan(spec: PlanSpec, model: Model, cluster: Cluster) -> Plan:
     model_parallel = spec.tensor_parallel * spec.context_parallel * spec.pipeline_parallel
     data_parallel = spec.data_parallel or max(1, cluster.gpus // model_parallel)
     recompute: Recompute = "layers" if isinstance(spec.recompute, RecomputeLayersSpec) else spec.recompute
-    communication, megatron = spec.communication, spec.implementation == "megatron"
+    communication, megatron = spec.communication, spec.implementation in ("megatron", "deepspeed")
     interleaved = "interleaved-1f1b" if spec.virtual_pipeline > 1 else "1f1b"
     unfused = megatron or (model.attention_dropout > 0 and spec.implementation == "windtunnel")
     return Plan(
@@ -207,7 +207,7 @@ def _plan(spec: PlanSpec, model: Model, cluster: Cluster) -> Plan:
         global_batch_size=spec.global_batch_size or spec.micro_batch_size * data_parallel,
         recompute=recompute,
         recompute_layers=spec.recompute.layers if isinstance(spec.recompute, RecomputeLayersSpec) else 0,
-        gradient_dtype=spec.gradient_dtype or ("fp64" if spec.precision == "fp64" else "fp32"),
+        gradient_dtype=spec.gradient_dtype or default_gradient_dtype(spec),
         attention=spec.attention or ("unfused" if unfused else "flash"),
         kernels=spec.kernels or ("eager" if cluster.device == "cpu" else "compiled"),
         loss_chunks=spec.loss_chunks or 1,
@@ -219,6 +219,14 @@ def _plan(spec: PlanSpec, model: Model, cluster: Cluster) -> Plan:
             order=communication.order,
         ),
     )
+
+
+def default_gradient_dtype(spec: PlanSpec) -> Literal["fp64", "fp32", "fp16"]:
+    """fp32, but fp64 in fp64 runs, and fp16 where DeepSpeed leaves autograd to add up fp16 gradients."""
+    if spec.precision == "fp64":
+        return "fp64"
+    own = spec.implementation == "deepspeed" and spec.precision == "fp16" and spec.zero_stage <= 1
+    return "fp16" if own else "fp32"
 
 
 _DERIVED = {

@@ -8,6 +8,7 @@ merely *unsupported* (`plan.supported`). A new rule is a new function in RULES.
 from collections.abc import Callable, Iterator
 
 from plan import supported
+from plan.deepspeed import is_deepspeed
 from plan.layout import layout_problems
 from plan.nearest import divisors, nearest_number
 from plan.run import Run
@@ -207,6 +208,23 @@ def zero_with_pipeline(run: Run) -> Iterator[str]:
         )
 
 
+def deepspeed(run: Run) -> Iterator[str]:
+    """What DeepSpeed's engine with ZeRO 0 or 1 cannot do."""
+    plan = run.plan
+    if not is_deepspeed(plan):
+        return
+    if plan.schedule != "1f1b":
+        yield f"implementation deepspeed has one pipeline schedule, 1f1b, but schedule is {plan.schedule}; use 1f1b"
+    needed = {"fp16": "fp16", "fp64": "fp64"}.get(plan.precision, "fp32")
+    if plan.gradient_dtype not in (needed, plan.precision):
+        yield (
+            f"implementation deepspeed adds up the gradients of precision {plan.precision} in {needed}, but "
+            f"gradient_dtype is {plan.gradient_dtype}; use {needed}"
+        )
+    if plan.loss_chunks > 1:
+        yield f"implementation deepspeed computes the loss in one piece, but loss_chunks is {plan.loss_chunks}; use 1"
+
+
 def attention(run: Run) -> Iterator[str]:
     """Attention dropout is ours only where the scores exist."""
     model, plan = run.model, run.plan
@@ -280,6 +298,7 @@ RULES: tuple[Callable[[Run], Iterator[str]], ...] = (
     layers,
     virtual_pipeline,
     zero_with_pipeline,
+    deepspeed,
     attention,
     recompute,
     zero,

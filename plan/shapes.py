@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from plan.deepspeed import Gradients, gradient_way, is_deepspeed, runs_megatron_layers
 from plan.model import Model
 from plan.parallel import Plan
 
@@ -42,7 +43,9 @@ class Extents:
     attention_dropout: bool
     unfused: bool
     attention: str
-    megatron: bool  # what Megatron-LM keeps and launches, for forecasts of its runs
+    megatron: bool  # what Megatron-LM's layers keep and launch
+    serial: bool  # autograd's order: no collective beside a weight gradient
+    gradients: Gradients  # how a weight gradient reaches the main gradient
     loss_chunks: int
     dtype: str
     stat: str  # dtype of statistics, gradients and losses
@@ -98,7 +101,9 @@ def extents(model: Model, plan: Plan) -> Extents:
         attention_dropout=model.attention_dropout > 0,
         unfused=plan.attention == "unfused",
         attention=plan.attention,
-        megatron=plan.implementation == "megatron",
+        megatron=runs_megatron_layers(plan),
+        serial=is_deepspeed(plan),
+        gradients=gradient_way(plan),
         loss_chunks=plan.loss_chunks,
         dtype=plan.precision,
         stat="fp64" if plan.precision == "fp64" else "fp32",

@@ -6,6 +6,7 @@ Never ignored, never approximated: a run that uses any of it ends in "not yet fo
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from plan.deepspeed import gradient_way
 from plan.parallel import Zero
 from plan.run import Run
 
@@ -21,11 +22,18 @@ class Feature:
     instead: str
 
 
+def _gradient_dtype(run: Run) -> object:
+    """The gradient's type; one that autograd adds up in the computing type is no choice (`plan.deepspeed`)."""
+    plan = run.plan
+    own = gradient_way(plan) == "added" and plan.gradient_dtype == plan.precision
+    return "fp32" if own else plan.gradient_dtype
+
+
 FEATURES: tuple[Feature, ...] = (
     Feature(
         "plan.implementation",
         lambda run: run.plan.implementation,
-        ("windtunnel", "megatron"),
+        ("windtunnel", "megatron", "deepspeed"),
         "implementation: windtunnel",
     ),
     Feature(
@@ -68,7 +76,7 @@ FEATURES: tuple[Feature, ...] = (
         "sequence_parallel: true, which splits them too",
     ),
     Feature("plan.precision", lambda run: run.plan.precision, ("fp64", "fp32", "bf16", "fp16"), "precision: bf16"),
-    Feature("plan.gradient_dtype", lambda run: run.plan.gradient_dtype, ("fp32", "fp64"), "gradient_dtype: fp32"),
+    Feature("plan.gradient_dtype", _gradient_dtype, ("fp32", "fp64"), "gradient_dtype: fp32"),
     Feature("plan.attention", lambda run: run.plan.attention, ("unfused", "flash", "cudnn"), "attention: flash"),
     Feature("plan.kernels", lambda run: run.plan.kernels, ("eager", "compiled", "triton"), "kernels: compiled"),
     Feature(

@@ -163,6 +163,16 @@ class PieceContext:
         """Per-rank extents."""
         return self.rank.e
 
+    def add_product(self, a: Tensor, b: Tensor, grad: Tensor) -> None:
+        """A weight gradient aᵀ b, a (T, m), b (T, n), on its way to the main gradient as the program's extents say:
+        added into `grad` inside the product, made afresh in `grad`, or made and then added."""
+        if self.e.gradients == "fused":
+            self.ops.gemm(a, b, "tn+acc32", grad)
+        elif self.e.gradients == "apart":
+            torch.mm(a.t(), b, out=grad)
+        else:
+            grad.add_(self.ops.gemm(a, b, "tn"))
+
     def mask(self, site: int) -> Mask | None:
         """Dropout of the residual stream at a site of this unit (None: the model has none)."""
         if not self.e.dropout:

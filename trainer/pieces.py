@@ -104,26 +104,28 @@ for _name in ("attn.out", "mlp.out"):
 
 @piece("F", "mlp.core")
 def mlp_forward(ctx: PieceContext, y: Tensor, w_up: Tensor, *rest: Tensor) -> Results:
-    """y (T, h), w:up [, b:up], w:down → z (T, h), u (T, f or 2f)."""
+    """y (T, h), w:up [, b:up], w:down → z (T, h), u (T, f or 2f) [, a (T, f) as Megatron-LM keeps it]."""
     bias, w_down = (rest[0], rest[1]) if ctx.e.bias else (None, rest[0])
     u = ctx.ops.gemm(y, w_up, "nt", None, bias)
     a = ctx.ops.swiglu_forward(u) if ctx.e.gated else ctx.ops.gelu_forward(u)
-    return ctx.ops.gemm(a, w_down, "nt"), u
+    z = ctx.ops.gemm(a, w_down, "nt")
+    return (z, u, a) if ctx.e.megatron else (z, u)
 
 
 @piece("I", "mlp.core")
 def mlp_input_gradient(ctx: PieceContext, dz: Tensor, w_down: Tensor, u: Tensor, w_up: Tensor) -> Results:
-    """→ dy (T, h), a (the activation, made again), du."""
+    """→ dy (T, h) [, a: the activation, made again where it was not kept], du."""
     da = ctx.ops.gemm(dz, w_down, "nn")
     du, a = ctx.ops.swiglu_backward(da, u) if ctx.e.gated else ctx.ops.gelu_backward(da, u)
-    return ctx.ops.gemm(du, w_up, "nn"), a, du
+    dy = ctx.ops.gemm(du, w_up, "nn")
+    return (dy, du) if ctx.e.megatron else (dy, a, du)
 
 
 @piece("W", "mlp.core")
 def mlp_weight_gradient(ctx: PieceContext, dz: Tensor, a: Tensor, y: Tensor, du: Tensor, *grads: Tensor) -> Results:
     """grads: g:down, g:up [, g:up bias]."""
-    ctx.ops.gemm(dz, a, "tn+acc32", grads[0])
-    ctx.ops.gemm(du, y, "tn+acc32", grads[1])
+    ctx.add_product(dz, a, grads[0])
+    ctx.add_product(du, y, grads[1])
     if ctx.e.bias:
         ctx.ops.bias_grad(du, grads[2])
     return ()

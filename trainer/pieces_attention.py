@@ -144,7 +144,7 @@ def core_input_gradient(
 @piece("W", "attn.core")
 def core_weight_gradient(ctx: PieceContext, dz: Tensor, o: Tensor, y: Tensor, dqkv: Tensor, *grads: Tensor) -> Results:
     """grads: g:out, g:qkv [, g:qkv bias]."""
-    ctx.ops.gemm(dz, o, "tn+acc32", grads[0])
+    ctx.add_product(dz, o, grads[0])
     return qkv_weight_gradient(ctx, dqkv, y, *grads[1:])
 
 
@@ -190,14 +190,14 @@ def qkv_input_gradient(ctx: PieceContext, dqkv: Tensor, weight: Tensor) -> Resul
 @piece("W", "attn.proj")
 def proj_weight_gradient(ctx: PieceContext, dz: Tensor, o: Tensor, grad: Tensor) -> Results:
     """g:out += dzᵀ o."""
-    ctx.ops.gemm(dz, o, "tn+acc32", grad)
+    ctx.add_product(dz, o, grad)
     return ()
 
 
 @piece("W", "attn.qkv")
 def qkv_weight_gradient(ctx: PieceContext, dqkv: Tensor, y: Tensor, *grads: Tensor) -> Results:
     """g:qkv += dqkvᵀ y [, g:qkv bias += Σ dqkv]."""
-    ctx.ops.gemm(dqkv, y, "tn+acc32", grads[0])
+    ctx.add_product(dqkv, y, grads[0])
     if ctx.e.qkv_bias:
         ctx.ops.bias_grad(dqkv, grads[1])
     return ()

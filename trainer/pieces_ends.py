@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels.registry import DTYPES
 from trainer.context import SITE_EMBED, PieceContext
 from trainer.pieces import Results, piece
 
@@ -66,9 +67,12 @@ def embed_out_backward(ctx: PieceContext, d: Tensor, *rest: Tensor) -> Results:
 
 @piece("F", "head.logits")
 def logits_forward(ctx: PieceContext, y: Tensor, weight: Tensor) -> Results:
-    """y (T, h) → logits (T, V), rowmax (T,)."""
+    """y (T, h) → logits (T, V), rowmax (T,); Megatron-LM's: logits16, its copy in the statistics' type, rowmax."""
     logits = ctx.ops.gemm(y, weight, "nt")
-    return logits, ctx.ops.ce_max(logits, ctx.rank.vocab_valid)
+    if not ctx.e.megatron:
+        return logits, ctx.ops.ce_max(logits, ctx.rank.vocab_valid)
+    wide = logits.to(DTYPES[ctx.e.stat], copy=True)
+    return logits, wide, ctx.ops.ce_max(wide, ctx.rank.vocab_valid)
 
 
 @piece("F", "head.exp")
@@ -79,11 +83,10 @@ def exp_forward(ctx: PieceContext, logits: Tensor, rowmax: Tensor, targets: Tens
 
 
 @piece("F", "head.loss")
-def loss_forward(
-    ctx: PieceContext, logits: Tensor, rowmax: Tensor, sums: Tensor, targets: Tensor, loss: Tensor
-) -> Results:
-    """Logits become the gradient of the global mean loss; s:loss += this micro-batch's share of it."""
-    rank = ctx.rank
+def loss_forward(ctx: PieceContext, *reads: Tensor) -> Results:
+    """[logits16,] logits, rowmax, sums, targets, s:loss: logits become the gradient of the global mean loss; s:loss +=
+    this micro-batch's share of it."""
+    rank, (logits, rowmax, sums, targets, loss) = ctx.rank, reads[-5:]
     ctx.ops.ce_loss(logits, rowmax, sums, targets, loss, rank.vocab_first, rank.vocab_valid, rank.loss_scale)
     return ()
 
@@ -106,12 +109,15 @@ def fused_head(ctx: PieceContext, y: Tensor, weight: Tensor, targets: Tensor, lo
 
 @piece("I", "head.logits")
 def logits_input_gradient(ctx: PieceContext, dlogits: Tensor, weight: Tensor) -> Results:
-    """→ dy (T, h)."""
-    return (ctx.ops.gemm(dlogits, weight, "nn"),)
+    """→ dy (T, h); Megatron-LM's: first the gradient of the logits in the computing type."""
+    if not ctx.e.megatron:
+        return (ctx.ops.gemm(dlogits, weight, "nn"),)
+    narrow = dlogits.to(weight.dtype, copy=True)
+    return narrow, ctx.ops.gemm(narrow, weight, "nn")
 
 
 @piece("W", "head.logits")
 def logits_weight_gradient(ctx: PieceContext, dlogits: Tensor, y: Tensor, grad: Tensor) -> Results:
     """g:head += dlogitsᵀ y."""
-    ctx.ops.gemm(dlogits, y, "tn+acc32", grad)
+    ctx.add_product(dlogits, y, grad)
     return ()

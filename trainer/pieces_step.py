@@ -37,6 +37,19 @@ def add_share(ctx: PieceContext, reduced: Tensor, shard: Tensor) -> Results:
     return ()
 
 
+@piece("ACC", "grads")
+def add_fresh(ctx: PieceContext, *grads: Tensor) -> Results:
+    """A unit's fresh gradients, then its main gradients: each fresh one is widened and added into its main one, as
+    DeepSpeed's BF16_Optimizer does after a backward pass. Products overwrite theirs the next time; what is added up
+    instead (norms, biases, embeddings alone on their stage) starts from zero again."""
+    fresh, main = grads[: len(grads) // 2], grads[len(grads) // 2 :]
+    for made, total in zip(fresh, main, strict=True):
+        total.add_(made.to(total.dtype))
+        if made.dim() == 1 or ctx.unit == 0:
+            made.zero_()
+    return ()
+
+
 @piece("LOAD", "tokens")
 def load_tokens(ctx: PieceContext) -> Results:
     """Token ids (T,) of the micro-batch in (position, sample) order."""
@@ -79,6 +92,10 @@ def optimizer_step(ctx: PieceContext, stats: Tensor, gradient: Tensor, master: T
     share = share_of(bucket, rank.coords.dp)
     held = slice(None) if bucket.weights_sharded else share
     weight = state[2][held] if len(state) > 2 else None
+    if gradient.numel() > bucket.shard_numel:  # DeepSpeed reduces all of it and steps its share
+        gradient = gradient[share]
+    if gradient.dtype != exp_avg.dtype:
+        gradient = gradient.to(exp_avg.dtype)
     ctx.ops.adamw(
         master[held] if weight is None else master,
         gradient,

@@ -123,9 +123,15 @@ def _probe(run: Run, rank: int, device: torch.device) -> dict[str, float]:
 def check_trainable(run: Run) -> None:
     """Raises InputError for what a run may ask and this trainer does not do."""
     problems = []
-    if run.plan.implementation != "windtunnel":
+    if run.plan.implementation not in ("windtunnel", "deepspeed"):
         problems.append(
-            f"plan.implementation {run.plan.implementation} can be forecast; what trains is implementation: windtunnel"
+            f"plan.implementation {run.plan.implementation} can be forecast; what trains is implementation: windtunnel "
+            "or deepspeed"
+        )
+    if run.plan.implementation == "deepspeed" and (run.model.dropout or run.model.attention_dropout):
+        problems.append(
+            f"implementation deepspeed trains without dropout (model.dropout {run.model.dropout:g}, attention_dropout "
+            f"{run.model.attention_dropout:g}); set both to 0, or implementation: windtunnel"
         )
     if run.checkpoint.every:
         problems.append(

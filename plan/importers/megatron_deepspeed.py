@@ -10,7 +10,6 @@ from typing import Any
 from plan.importers import deepspeed
 from plan.importers.arguments import Arguments
 from plan.importers.ledger import Ledger
-from plan.importers.megatron_plan import fp16_gradients
 from plan.importers.script import Script
 from plan.importers.world import World
 
@@ -123,19 +122,10 @@ def _lay_over(plan: dict[str, Any], pieces: dict[str, Any], alone: bool, ledger:
             f"ZeRO stage {stage} needs --no-pipeline-parallel even at pipeline size 1: without it DeepSpeed's pipeline"
             " engine runs, which refuses ZeRO-2 and ZeRO-3"
         )
-    if stage >= 2:
-        plan["implementation"] = "deepspeed"
-        plan.setdefault("attention", "unfused")  # the layers are still Megatron's
-        if plan["precision"] == "fp16":
-            plan["gradient_dtype"] = "fp16"
-    else:
-        if plan["precision"] == "fp16":
-            plan |= fp16_gradients("DeepSpeed with fp16", ledger)
-        ledger.warn(
-            "DeepSpeed's engine around Megatron's layers is forecast as implementation megatron: same layers and"
-            " pipeline order; DeepSpeed all-reduces gradients where Megatron's ZeRO-1 reduce-scatters them (3Ψ against"
-            " 2Ψ a step)"
-        )
+    plan["implementation"] = "deepspeed"
+    plan.setdefault("attention", "unfused")  # the layers are still Megatron's
+    if plan["precision"] == "fp16":
+        plan["gradient_dtype"] = "fp16"
     for key in (
         "zero_stage",
         "zero",

@@ -60,9 +60,8 @@ def translate(
     if keys.get("partition_activations") and tensor > 1 and plan.get("recompute") == "full":
         plan["partition_activations"] = True
     if plan["zero_stage"] <= 1:
-        plan |= {"implementation": "megatron"}
-        plan.pop("gradient_dtype", None)
-        ledger.warn("GPT-NeoX (DeepSpeed's engine around Megatron's layers) is forecast as implementation megatron")
+        plan.pop("gradient_dtype", None)  # the engine's own: fp32 beside bf16, fp16 beside fp16
+        ledger.note("GPT-NeoX is DeepSpeed's engine around Megatron's layers: implementation deepspeed")
     run |= {"plan": plan, "model": _model(keys, ledger)}
     _training(keys, run, ledger)
     _account(keys, ledger)

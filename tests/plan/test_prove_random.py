@@ -23,7 +23,7 @@ Draw = Callable[[st.SearchStrategy[Any]], Any]
 
 
 DEGREES = {
-    "implementation": ["windtunnel", "megatron"],
+    "implementation": ["windtunnel", "megatron", "deepspeed"],
     "tensor_parallel": [1, 2],
     "sequence_parallel": [False, True],
     "pipeline_parallel": [1, 2, 4],

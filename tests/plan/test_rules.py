@@ -130,7 +130,7 @@ plan.expert_parallel 2: {expert_parallel: 2}
 plan.precision fp8: {precision: fp8}
 plan.schedule zb-h1: {pipeline_parallel: 2, schedule: zb-h1}
 plan.schedule my.csv: {pipeline_parallel: 2, schedule: my.csv}
-plan.implementation deepspeed: {implementation: deepspeed}
+plan.implementation torch-fsdp: {implementation: torch-fsdp}
 plan.offload.optimizer cpu: {offload: {optimizer: cpu}}
 plan.hybrid zero3-ffn: {hybrid: zero3-ffn}
 plan.gradient_compression onebit-adam: {gradient_compression: onebit-adam}

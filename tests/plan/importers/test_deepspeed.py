@@ -245,7 +245,7 @@ def test_bf16_optimizer_shards_by_itself(tmp_path: Path) -> None:
     """Stage 0 with bf16 is ZeRO-1 in DeepSpeed."""
     result = beside(tmp_path, {"bf16": {"enabled": True}, "zero_optimization": {"stage": 0}}, "--bf16")
     assert result.run_dict["plan"]["zero_stage"] == 1
-    assert result.run_dict["plan"]["implementation"] == "megatron"
+    assert result.run_dict["plan"]["implementation"] == "deepspeed"
 
 
 @given(st.text(alphabet='{}[]",:\\/*# \n1e-.TrueNone$', max_size=50))
