@@ -130,10 +130,9 @@ CONVENTIONS: tuple[Convention, ...] = (
         matches=("bloom_bigscience", ""),
         cluster={"nics": {"count": 4, "bandwidth_gb_s": 12.5}},
         family=BLOOM,
-        plan={**MEGATRON, "communication": {"overlap": False}},
+        plan={"implementation": "deepspeed", "attention": "unfused"},
         memory="device",
-        why="Jean Zay: 4 × Omni-Path 100 Gb/s a node. Megatron's program stands for Megatron-DeepSpeed's. Memory is "
-        "nvidia-smi's.",
+        why="Jean Zay: 4 × Omni-Path 100 Gb/s a node. Megatron-DeepSpeed. Memory is nvidia-smi's.",
     ),
     Convention(
         name="zero-bubble",
