@@ -22,6 +22,13 @@ class Feature:
     instead: str
 
 
+def _implementation(run: Run) -> object:
+    """DeepSpeed's ZeRO-2 and ZeRO-3 are another optimizer than its ZeRO-1, in another engine."""
+    plan = run.plan
+    later = plan.implementation == "deepspeed" and plan.zero_stage >= 2
+    return f"deepspeed with zero_stage {plan.zero_stage}" if later else plan.implementation
+
+
 def _gradient_dtype(run: Run) -> object:
     """The gradient's type; one that autograd adds up in the computing type is no choice (`plan.deepspeed`)."""
     plan = run.plan
@@ -32,7 +39,7 @@ def _gradient_dtype(run: Run) -> object:
 FEATURES: tuple[Feature, ...] = (
     Feature(
         "plan.implementation",
-        lambda run: run.plan.implementation,
+        _implementation,
         ("windtunnel", "megatron", "deepspeed"),
         "implementation: windtunnel",
     ),
