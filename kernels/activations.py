@@ -22,14 +22,13 @@ from kernels.activations_kernels import (
     swiglu_backward_kernel,
     swiglu_forward_kernel,
 )
+from kernels.direct import Constants, Launcher, direct, remembered, start
 from kernels.launch import (
     KernelArgumentError,
-    Launcher,
     as_rows,
     cdiv,
     check_float,
     check_tensor,
-    direct,
     new_rows,
     processors,
     use_triton,
@@ -97,9 +96,10 @@ def swiglu_forward(gate: Tensor, up: Tensor, *, launcher: Launcher = direct) -> 
     rows, width = flat_gate.shape
     h = new_rows(flat_gate, gate.dtype)
     if h.numel():
-        launcher(swiglu_forward_kernel)[(rows * cdiv(width, BLOCK),)](
-            flat_gate, flat_up, h, flat_gate.stride(0), flat_up.stride(0), width, BLOCK=BLOCK, num_warps=WARPS
-        )
+        numbers = flat_gate.stride(0), flat_up.stride(0), width
+        constants = {"BLOCK": BLOCK, "num_warps": WARPS}
+        grid = (rows * cdiv(width, BLOCK),)
+        start(launcher, swiglu_forward_kernel, grid, (flat_gate, flat_up, h), numbers, constants)
     return h if gate.dim() == 2 else h.view(gate.shape)
 
 
@@ -133,11 +133,12 @@ def swiglu_backward(
     out_gate = _output("dgate", dgate, flat_gate, rows, width)
     out_up = _output("dup", dup, flat_up, rows, width)
     if out_gate.numel():
-        launcher(swiglu_backward_kernel)[(rows * cdiv(width, BLOCK),)](
-            flat_dh, flat_gate, flat_up, out_gate, out_up, h_out if h_out is not None else out_gate,
-            flat_dh.stride(0), flat_gate.stride(0), flat_up.stride(0), out_gate.stride(0), out_up.stride(0),
-            width, HAS_H=h_out is not None, BLOCK=BLOCK, num_warps=WARPS,
+        tensors = flat_dh, flat_gate, flat_up, out_gate, out_up, h_out if h_out is not None else out_gate
+        numbers = (
+            flat_dh.stride(0), flat_gate.stride(0), flat_up.stride(0), out_gate.stride(0), out_up.stride(0), width,
         )  # fmt: skip
+        constants = {"HAS_H": h_out is not None, "BLOCK": BLOCK, "num_warps": WARPS}
+        start(launcher, swiglu_backward_kernel, (rows * cdiv(width, BLOCK),), tensors, numbers, constants)
     return dgate if dgate is not None else out_gate.view(gate.shape), dup if dup is not None else out_up.view(up.shape)
 
 
@@ -152,10 +153,12 @@ def gelu_forward(
     rows, width = flat.shape
     h = new_rows(flat, x.dtype)
     if h.numel():
-        launcher(gelu_forward_kernel)[(rows * cdiv(width, BLOCK),)](
-            flat, bias if bias is not None else flat, h, flat.stride(0), width,
-            HAS_BIAS=bias is not None, TANH=approximate == "tanh", BLOCK=BLOCK, num_warps=GELU_FORWARD_WARPS,
-        )  # fmt: skip
+        constants = {
+            "HAS_BIAS": bias is not None, "TANH": approximate == "tanh", "BLOCK": BLOCK,
+            "num_warps": GELU_FORWARD_WARPS,
+        }  # fmt: skip
+        tensors, numbers = (flat, bias if bias is not None else flat, h), (flat.stride(0), width)
+        start(launcher, gelu_forward_kernel, (rows * cdiv(width, BLOCK),), tensors, numbers, constants)
     return h if x.dim() == 2 else h.view(x.shape)
 
 
@@ -184,15 +187,26 @@ def gelu_backward(
     flat_dh, flat = as_rows(dh), as_rows(x)
     rows, width = flat.shape
     dx = new_rows(flat, x.dtype)
+    has_bias, has_h = bias is not None, h_out is not None
+    grid, constants = _gelu_backward_launch(launcher, rows, width, has_h, has_bias, approximate, x.device)
+    partial = dx if bias is None else dx.new_empty((grid[1], width), dtype=torch.float32)
+    tensors = flat_dh, flat, flat if bias is None else bias, dx, dx if h_out is None else h_out, partial
+    numbers = flat_dh.stride(0), flat.stride(0), rows, width
+    start(launcher, gelu_backward_kernel, grid, tensors, numbers, constants)
+    return dx if x.dim() == 2 else dx.view(x.shape), sum_partials(partial, bias_grad, launcher) if has_bias else None
+
+
+@remembered
+def _gelu_backward_launch(
+    rows: int, width: int, has_h: bool, has_bias: bool, approximate: Approximation, device: torch.device
+) -> tuple[tuple[int, int], Constants]:
+    """(grid: column blocks by stripes of rows, constants)."""
     columns = max(1, cdiv(width, BLOCK))
-    stripes = max(1, min(cdiv(rows, 4), cdiv(processors(x.device) * 8, columns)))
-    partial = torch.empty((stripes, width), dtype=torch.float32, device=x.device) if bias is not None else dx
-    launcher(gelu_backward_kernel)[(columns, stripes)](
-        flat_dh, flat, bias if bias is not None else flat, dx, h_out if h_out is not None else dx, partial,
-        flat_dh.stride(0), flat.stride(0), rows, width, HAS_H=h_out is not None,
-        HAS_BIAS=bias is not None, TANH=approximate == "tanh", ROWS=2, BLOCK=BLOCK, num_warps=WARPS,
-    )  # fmt: skip
-    return dx.view(x.shape), sum_partials(partial, bias_grad, launcher) if bias is not None else None
+    stripes = max(1, min(cdiv(rows, 4), cdiv(processors(device) * 8, columns)))
+    constants = Constants(
+        HAS_H=has_h, HAS_BIAS=has_bias, TANH=approximate == "tanh", ROWS=2, BLOCK=BLOCK, num_warps=WARPS
+    )
+    return (columns, stripes), constants
 
 
 def _output(name: str, given: Tensor | None, like: Tensor, rows: int, width: int) -> Tensor:

@@ -19,18 +19,8 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.launch import (
-    FLOATS,
-    KernelArgumentError,
-    Launcher,
-    cdiv,
-    check_float,
-    check_tensor,
-    direct,
-    tl,
-    triton,
-    use_triton,
-)
+from kernels.direct import Launcher, direct, start
+from kernels.launch import FLOATS, KernelArgumentError, cdiv, check_float, check_tensor, tl, triton, use_triton
 
 Tensor = torch.Tensor
 
@@ -173,16 +163,20 @@ def adamw_step(
     if not n:
         return
     c1, c2 = step.corrections
-    launcher(adamw_kernel)[(cdiv(n, MASK_BLOCK),)](
+    tensors = (
         p, m, v, g, copy if copy is not None else p,
         decay.mask if decay is not None else p, decay.codes if decay is not None else p,
-        grad_scale if grad_scale is not None else p, found_inf if found_inf is not None else p, n,
-        step.lr / c1, step.lr * step.weight_decay, step.beta1, step.beta2, 1.0 - step.beta1, 1.0 - step.beta2,
-        c2**0.5, step.eps,
-        HAS_MASK=decay is not None, HAS_SCALE=grad_scale is not None, HAS_INF=found_inf is not None,
-        HAS_COPY=copy is not None,
-        BLOCK=MASK_BLOCK, num_warps=WARPS,
+        grad_scale if grad_scale is not None else p, found_inf if found_inf is not None else p,
     )  # fmt: skip
+    numbers = (
+        n, step.lr / c1, float(step.lr * step.weight_decay), float(step.beta1), float(step.beta2), 1.0 - step.beta1,
+        1.0 - step.beta2, c2**0.5, float(step.eps),
+    )  # fmt: skip
+    constants = {
+        "HAS_MASK": decay is not None, "HAS_SCALE": grad_scale is not None, "HAS_INF": found_inf is not None,
+        "HAS_COPY": copy is not None, "BLOCK": MASK_BLOCK, "num_warps": WARPS,
+    }  # fmt: skip
+    start(launcher, adamw_kernel, (cdiv(n, MASK_BLOCK),), tensors, numbers, constants)
 
 
 def _check(

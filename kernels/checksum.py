@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import torch
 
-from kernels.launch import HAS_TRITON, INTERPRETED, KernelArgumentError, cdiv, direct, tl, triton
+from kernels.direct import direct, start
+from kernels.launch import HAS_TRITON, INTERPRETED, KernelArgumentError, cdiv, tl, triton
 
 Tensor = torch.Tensor
 
@@ -65,7 +66,8 @@ def checksum(tensor: Tensor, *, word_first: int = 0) -> Tensor:
         n = words.numel()
         programs = max(1, min(PROGRAMS, cdiv(n, BLOCK)))
         partial = torch.empty(programs, dtype=torch.int64, device=tensor.device)
-        direct(checksum_kernel)[(programs,)](words, partial, n, word_first, BLOCK=BLOCK, num_warps=8)
+        constants = {"BLOCK": BLOCK, "num_warps": 8}
+        start(direct, checksum_kernel, (programs,), (words, partial), (n, word_first), constants)
         total = partial.sum()
     else:
         total = checksum_reference(words, word_first)

@@ -23,16 +23,8 @@ from typing import NamedTuple
 import torch
 
 from kernels.crossentropy_kernels import cross_entropy_kernel, exp_target_kernel, row_max_kernel, row_statistics_kernel
-from kernels.launch import (
-    KernelArgumentError,
-    Launcher,
-    as_rows,
-    check_float,
-    check_tensor,
-    direct,
-    next_power_of_2,
-    use_triton,
-)
+from kernels.direct import Launcher, direct, start
+from kernels.launch import KernelArgumentError, as_rows, check_float, check_tensor, next_power_of_2, use_triton
 
 Tensor = torch.Tensor
 IGNORE_INDEX = -100
@@ -133,9 +125,9 @@ def row_statistics(
     stats = RowStatistics(*(torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3)))
     if rows:
         block, warps = _config(logits.shape[1])
-        direct(row_statistics_kernel)[(rows,)](
-            logits, target, *stats, logits.stride(0), valid, vocab_first, BLOCK=block, num_warps=warps
-        )
+        numbers = logits.stride(0), valid, vocab_first
+        constants = {"BLOCK": block, "num_warps": warps}
+        start(direct, row_statistics_kernel, (rows,), (logits, target, *stats), numbers, constants)
     return stats
 
 
@@ -149,7 +141,8 @@ def row_max(logits: Tensor, *, vocab_first: int = 0, vocab_size: int | None = No
     out = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:
         block, warps = _config(logits.shape[1])
-        direct(row_max_kernel)[(rows,)](logits, out, logits.stride(0), valid, BLOCK=block, num_warps=warps)
+        constants = {"BLOCK": block, "num_warps": warps}
+        start(direct, row_max_kernel, (rows,), (logits, out), (logits.stride(0), valid), constants)
     return out
 
 
@@ -163,18 +156,9 @@ def exp_target(
     others, target_logit = torch.empty_like(maximum), torch.empty_like(maximum)
     if logits.shape[0]:
         block, warps = _config(logits.shape[1])
-        direct(exp_target_kernel)[(logits.shape[0],)](
-            logits,
-            maximum,
-            target,
-            others,
-            target_logit,
-            logits.stride(0),
-            valid,
-            vocab_first,
-            BLOCK=block,
-            num_warps=warps,
-        )
+        tensors, numbers = (logits, maximum, target, others, target_logit), (logits.stride(0), valid, vocab_first)
+        constants = {"BLOCK": block, "num_warps": warps}
+        start(direct, exp_target_kernel, (logits.shape[0],), tensors, numbers, constants)
     return others, target_logit
 
 
@@ -227,11 +211,16 @@ def cross_entropy(
     parts = stats if stats is not None else RowStatistics(loss, loss, loss)
     if rows:
         block, warps = config or _config(width)
-        launcher(cross_entropy_kernel)[(rows,)](
-            logits, out, target, row_weight if row_weight is not None else loss, *parts, loss,
-            logits.stride(0), out.stride(0), valid, width, vocab_first, total, ignore_index, scale, z_loss,
-            GIVEN=stats is not None, GRADIENT=gradient, HAS_WEIGHT=row_weight is not None, BLOCK=block, num_warps=warps,
+        tensors = logits, out, target, row_weight if row_weight is not None else loss, *parts, loss
+        numbers = (
+            logits.stride(0), out.stride(0), valid, width, vocab_first, total, ignore_index, float(scale),
+            float(z_loss),
         )  # fmt: skip
+        constants = {
+            "GIVEN": stats is not None, "GRADIENT": gradient, "HAS_WEIGHT": row_weight is not None, "BLOCK": block,
+            "num_warps": warps,
+        }  # fmt: skip
+        start(launcher, cross_entropy_kernel, (rows,), tensors, numbers, constants)
     return loss, out if gradient else None
 
 

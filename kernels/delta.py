@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import torch
 
-from kernels.launch import HAS_TRITON, INTERPRETED, KernelArgumentError, cdiv, check_tensor, direct, tl, triton
+from kernels.direct import direct, start
+from kernels.launch import HAS_TRITON, INTERPRETED, KernelArgumentError, cdiv, check_tensor, tl, triton
 
 Tensor = torch.Tensor
 
@@ -77,9 +78,8 @@ def delta_pack(new: Tensor, base: Tensor) -> Tensor:
     n, planes = new.numel(), new.dtype.itemsize
     out = torch.empty((planes, n), dtype=torch.uint8, device=new.device)
     if n:
-        direct(delta_pack_kernel)[(cdiv(n, BLOCK),)](
-            _bits(new), _bits(base), out, n, PLANES=planes, BLOCK=BLOCK, num_warps=8
-        )
+        constants = {"PLANES": planes, "BLOCK": BLOCK, "num_warps": 8}
+        start(direct, delta_pack_kernel, (cdiv(n, BLOCK),), (_bits(new), _bits(base), out), (n,), constants)
     return out
 
 
@@ -97,9 +97,8 @@ def delta_unpack(planes: Tensor, base: Tensor, *, out: Tensor | None = None) -> 
         return out.copy_(delta_unpack_reference(planes, base))
     n = base.numel()
     if n:
-        direct(delta_unpack_kernel)[(cdiv(n, BLOCK),)](
-            planes, _bits(base), _bits(out), n, PLANES=base.dtype.itemsize, BLOCK=BLOCK, num_warps=8
-        )
+        constants = {"PLANES": base.dtype.itemsize, "BLOCK": BLOCK, "num_warps": 8}
+        start(direct, delta_unpack_kernel, (cdiv(n, BLOCK),), (planes, _bits(base), _bits(out)), (n,), constants)
     return out
 
 

@@ -1,4 +1,5 @@
 """What every kernel file shares: Triton when it is installed, the choice of path, argument checks, and config tables.
+How a kernel is launched: `kernels/direct.py`.
 
 An operator's file (norms.py, adamw.py, …) holds the reference (plain torch, the specification) and the plain functions
 that the trainer and the calibration call; its Triton kernels stand beside them, or in *_kernels.py where they are many.
@@ -17,10 +18,8 @@ autotuner at run time: the same input then always runs the same code.
 
 from __future__ import annotations
 
-import functools
-import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -55,119 +54,6 @@ Read once: Triton itself reads it when `@triton.jit` runs.
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 """Storage types the kernels take; fp64 runs through the reference."""
-
-Launcher = Callable[[Any], Any]
-"""How a kernel is launched: `direct` from plain functions, `torch.library.wrap_triton` inside a `triton_op`."""
-
-_or = operator.or_
-REPEATED_LAUNCHES = 4096
-"""Launches remembered exactly, for each kernel; the memory is emptied when full."""
-if hasattr(torch._C, "_cuda_getCurrentRawStream"):
-    _current_device, _current_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
-
-_SHORT_PATH = (
-    os.environ.get("WINDTUNNEL_SHORT_LAUNCH", "0") == "1"
-    and HAS_TRITON
-    and not INTERPRETED
-    and triton.__version__.startswith("3.6.")
-    and hasattr(torch._C, "_cuda_getCurrentRawStream")
-)
-"""Whether `direct` may call compiled kernels itself: it relies on `CompiledKernel.run` as Triton 3.6 has it.
-
-Asked for by WINDTUNNEL_SHORT_LAUNCH=1 until this form of it has run on a GPU: so far a stand-in launcher tested it.
-"""
-
-
-class _Direct:
-    """A kernel whose repeated launches skip Triton's argument binder.
-
-    Triton binds, specialises and hashes every argument by name on each call, and asks the driver about every pointer.
-    Here a launch is looked up twice. First by the very numbers, types, alignments and constants of the call, as a
-    training step repeats them. Failing that, by what its compilation depends on: of an integer only whether it is 1,
-    a multiple of 16, or wide; of a float nothing. A combination that is new there too goes through Triton, which
-    compiles it. Kernels take their pointers first, then their numbers, and are launched from one place each, so that
-    their constants come in one order.
-    """
-
-    __slots__ = ("compiled", "constants", "kernel", "pointers", "repeated")
-
-    def __init__(self, kernel: Any) -> None:
-        self.kernel = kernel
-        self.compiled: dict[tuple[Any, ...], Any] = {}
-        self.repeated: dict[tuple[Any, ...], Any] = {}
-        self.constants = [p.name for p in kernel.params if p.is_constexpr]
-        names = [p.name for p in kernel.params]
-        self.pointers = sum(name.endswith("_ptr") for name in names)
-        assert all(name.endswith("_ptr") for name in names[: self.pointers]), f"{names}: pointers come first"
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        return functools.partial(self._launch, grid)
-
-    def _launch(self, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-        device = _current_device()
-        tensors, numbers = arguments[: self.pointers], arguments[self.pointers :]
-        addresses = [t.data_ptr() for t in tensors]
-        alignment = tuple([a & 15 for a in addresses]) if functools.reduce(_or, addresses) & 15 else None
-        key = (device, alignment, *[t.dtype for t in tensors], *constants.values(), *numbers)
-        found = self.repeated.get(key)
-        if found is None:
-            found = self._find(key, grid, arguments, constants)
-            if found is None:
-                return
-        run, function, metadata, trailing = found
-        y = grid[1] if len(grid) > 1 else 1
-        run(
-            grid[0],
-            y,
-            1,
-            _current_stream(device),
-            function,
-            metadata,
-            None,
-            None,
-            None,
-            *addresses,
-            *numbers,
-            *trailing,
-        )
-
-    def _find(
-        self, key: tuple[Any, ...], grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any]
-    ) -> Any:
-        """The compiled kernel of the call; None when Triton has just compiled and launched it."""
-        numbers = len(arguments) - self.pointers
-        coarse = key[:-numbers] + tuple(_specialisation(number) for number in key[-numbers:])
-        found = self.compiled.get(coarse)
-        if found is not None:
-            if len(self.repeated) >= REPEATED_LAUNCHES:
-                self.repeated.clear()
-            self.repeated[key] = found
-            return found
-        compiled = self.kernel[grid](*arguments, **constants)
-        trailing = tuple(constants[name] for name in self.constants)
-        self.compiled[coarse] = compiled.run, compiled.function, compiled.packed_metadata, trailing
-        return None
-
-
-def _specialisation(number: Any) -> Any:
-    """What Triton compiles a number by."""
-    if number.__class__ is not int:
-        return None
-    return number == 1, number & 15 == 0, not -2147483648 <= number <= 2147483647
-
-
-_DIRECT: dict[int, _Direct] = {}
-
-
-def direct(kernel: Any) -> Any:
-    """The launcher of the plain functions: the short path, or the kernel itself under a compiler, in the
-    interpreter, or on another Triton."""
-    if not _SHORT_PATH or torch.compiler.is_compiling():
-        return kernel
-    found = _DIRECT.get(id(kernel))
-    if found is None:
-        found = _DIRECT[id(kernel)] = _Direct(kernel)
-    return found
 
 
 class KernelArgumentError(InputError, ValueError):

@@ -29,6 +29,7 @@ def norm_forward_kernel(
     """
     cols = tl.arange(0, BLOCK)[None, :]
     column = cols < width
+    inverse_width = tl.math.div_rn(1.0, tl.cast(width, tl.float32))  # exact for width 1, where x − mean must be 0
     if not RELOAD:
         weight = tl.load(weight_ptr + cols, mask=column, other=0.0)
         if HAS_BIAS:
@@ -52,7 +53,7 @@ def norm_forward_kernel(
         if RMS:
             centred = s
         else:
-            mean = tl.sum(s, axis=1, keep_dims=True) / width
+            mean = tl.sum(s, axis=1, keep_dims=True) * inverse_width
             centred = tl.where(column, s - mean, 0.0)
             tl.store(mean_ptr + row, mean, mask=live)
         variance = tl.sum(centred * centred, axis=1, keep_dims=True) / width
@@ -93,6 +94,7 @@ def norm_backward_kernel(
         column = cols < BLOCK
     dweight = tl.zeros([ROWS, BLOCK], tl.float32)
     dbias = tl.zeros([ROWS, BLOCK], tl.float32)
+    inverse_width = tl.math.div_rn(1.0, tl.cast(width, tl.float32))
     if not RELOAD:
         weight = tl.load(weight_ptr + cols, mask=column, other=0.0).to(tl.float32)
     for tile in tl.range(program, tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
@@ -117,7 +119,7 @@ def norm_backward_kernel(
             dweight += dy * scaled
         ds = g - xhat * (tl.sum(g * xhat, axis=1, keep_dims=True) / width)
         if not RMS:
-            ds -= tl.sum(g, axis=1, keep_dims=True) / width
+            ds -= tl.sum(g, axis=1, keep_dims=True) * inverse_width
             if HAS_BIAS:
                 dbias += dy
         ds = ds * rstd

@@ -13,60 +13,68 @@ from kernels.random import keep_tile, token_of
 @triton.jit(do_not_specialize=["token_first", "element_first", "key_low", "key_high", "sample_stride"])
 def norm_wide_forward_kernel(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, stream_ptr, mean_ptr, rstd_ptr,
-    x_stride, residual_stride, stream_stride, rows, width, eps,
+    x_stride, residual_stride, rows, width, eps,
     p, keep_scale, key_low, key_high, token_first, element_first, samples, sample_stride,
     RMS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
-    STORE_STREAM: tl.constexpr, ROUND: tl.constexpr, BLOCK: tl.constexpr,
+    STORE_STREAM: tl.constexpr, ROUND: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The forward of a row too wide for registers: one program a row, read two times (rms) or three, all but the
-    first mostly from the L2."""
-    row = tl.program_id(0).to(tl.int64)
-    lanes = tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, width, BLOCK):
+    """A row tile, looped over in blocks of columns and read two times (rms) or three: the first read asks the caches
+    to keep the row, the last lets it go. EXACT: blocks and tiles divide the shape, no masks."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    lanes = tl.arange(0, BLOCK)[None, :]
+    live = row < rows
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for start in tl.range(0, width, BLOCK):
         cols = start + lanes
-        inside = cols < width
-        s = tl.load(x_ptr + row * x_stride + cols, mask=inside, other=0.0).to(tl.float32)
+        inside = live & (cols < width)
+        if EXACT:
+            inside = lanes < BLOCK
+        s = tl.load(x_ptr + row * x_stride + cols, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
         if HAS_DROPOUT:
-            keep = keep_tile(
-                token_of(row, token_first, samples, sample_stride) + tl.zeros([BLOCK], tl.int64),
-                cols + element_first,
-                key_low,
-                key_high,
-                p,
-            )
+            token = token_of(row, token_first, samples, sample_stride)
+            keep = keep_tile(token, cols + element_first, key_low, key_high, p)
             s = tl.where(keep, s * tl.cast(keep_scale, tl.float32), 0.0)
         if HAS_RESIDUAL:
             s += tl.load(residual_ptr + row * residual_stride + cols, mask=inside, other=0.0).to(tl.float32)
         if STORE_STREAM:
             stored = s.to(stream_ptr.dtype.element_ty)
-            tl.store(stream_ptr + row * stream_stride + cols, stored, mask=inside)
+            tl.store(stream_ptr + row * width + cols, stored, mask=inside)
             s = stored.to(tl.float32)
         total += s * s if RMS else s
     if STORE_STREAM:
         tl.debug_barrier()  # the row is read back below
-    mean = 0.0
+        source, stride = stream_ptr, tl.cast(width, tl.int64)
+    else:
+        source, stride = x_ptr, tl.cast(x_stride, tl.int64)
+    mean = tl.zeros([ROWS, 1], tl.float32)
     if not RMS:
-        mean = tl.sum(total, axis=0) / width
-        tl.store(mean_ptr + row, mean)
-        total = tl.zeros([BLOCK], tl.float32)
-        for start in range(0, width, BLOCK):
+        mean = tl.sum(total, axis=1, keep_dims=True) / width
+        tl.store(mean_ptr + row, mean, mask=live)
+        total = tl.zeros([ROWS, BLOCK], tl.float32)
+        for start in tl.range(0, width, BLOCK):
             cols = start + lanes
-            s = tl.load(stream_ptr + row * stream_stride + cols, mask=cols < width, other=0.0).to(tl.float32)
-            centred = tl.where(cols < width, s - mean, 0.0)
+            inside = live & (cols < width)
+            s = tl.load(source + row * stride + cols, mask=inside, other=0.0, eviction_policy="evict_last")
+            centred = tl.where(inside, s.to(tl.float32) - mean, 0.0)
             total += centred * centred
-    rstd = 1.0 / tl.sqrt(tl.sum(total, axis=0) / width + tl.cast(eps, tl.float32))
-    tl.store(rstd_ptr + row, rstd)
-    for start in range(0, width, BLOCK):
+    variance = tl.sum(total, axis=1, keep_dims=True) / width
+    rstd = 1.0 / tl.sqrt(variance + tl.cast(eps, tl.float32))
+    tl.store(rstd_ptr + row, rstd, mask=live)
+    for start in tl.range(0, width, BLOCK):
         cols = start + lanes
-        inside = cols < width
-        y = (tl.load(stream_ptr + row * stream_stride + cols, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
+        column = cols < width
+        inside = live & column
+        if EXACT:
+            column = lanes < BLOCK
+            inside = column
+        s = tl.load(source + row * stride + cols, mask=inside, other=0.0, eviction_policy="evict_first")
+        y = (s.to(tl.float32) - mean) * rstd
         if ROUND:
             y = y.to(y_ptr.dtype.element_ty).to(tl.float32)
-        y = y * tl.load(weight_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+        y = y * tl.load(weight_ptr + cols, mask=column, other=0.0, eviction_policy="evict_last").to(tl.float32)
         if HAS_BIAS:
-            y += tl.load(bias_ptr + cols, mask=inside, other=0.0).to(tl.float32)
-        tl.store(y_ptr + row * width + cols, y.to(y_ptr.dtype.element_ty), mask=inside)
+            y += tl.load(bias_ptr + cols, mask=column, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        tl.store(y_ptr + row * width + cols, y.to(y_ptr.dtype.element_ty), mask=inside, cache_modifier=".cs")
 
 
 @triton.jit(do_not_specialize=["token_first", "element_first", "key_low", "key_high", "sample_stride"])

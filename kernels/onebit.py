@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import torch
 
-from kernels.launch import FLOATS, KernelArgumentError, cdiv, check_float, check_tensor, direct, tl, triton, use_triton
+from kernels.direct import direct, start
+from kernels.launch import FLOATS, KernelArgumentError, cdiv, check_float, check_tensor, tl, triton, use_triton
 
 Tensor = torch.Tensor
 
@@ -113,10 +114,11 @@ def onebit_pack(x: Tensor, error: Tensor, *, chunk: int | None = None) -> tuple[
         return onebit_pack_reference(x, error, chunk)
     chunks, blocks = n // chunk, cdiv(chunk, BLOCK)
     partial = torch.empty((chunks, blocks), dtype=torch.float32, device=x.device)
-    direct(abs_sum_kernel)[(chunks * blocks,)](x, error, partial, chunk, blocks, BLOCK=BLOCK, num_warps=8)
+    grid, numbers = (chunks * blocks,), (chunk, blocks)
+    start(direct, abs_sum_kernel, grid, (x, error, partial), numbers, {"BLOCK": BLOCK, "num_warps": 8})
     scale = partial.sum(1) / chunk
     bits = torch.empty(n // 8, dtype=torch.uint8, device=x.device)
-    direct(pack_kernel)[(chunks * blocks,)](x, error, scale, bits, chunk, blocks, BYTES=BLOCK // 8, num_warps=8)
+    start(direct, pack_kernel, grid, (x, error, scale, bits), numbers, {"BYTES": BLOCK // 8, "num_warps": 8})
     return bits, scale
 
 
@@ -138,9 +140,9 @@ def onebit_unpack(
         return onebit_unpack_reference(bits, scale, chunk).to(dtype)
     out = torch.empty(n, dtype=dtype, device=bits.device)
     blocks = cdiv(chunk, BLOCK)
-    direct(unpack_kernel)[(n // chunk * blocks,)](
-        bits, scale, out, workers, n, chunk, n // chunk, blocks, BYTES=BLOCK // 8, num_warps=8
-    )
+    numbers = workers, n, chunk, n // chunk, blocks
+    constants = {"BYTES": BLOCK // 8, "num_warps": 8}
+    start(direct, unpack_kernel, (n // chunk * blocks,), (bits, scale, out), numbers, constants)
     return out
 
 

@@ -97,7 +97,7 @@ class Dropout:
     def numbers(self) -> tuple[float, float, int, int, int, int, int, int]:
         """What a kernel takes: p, keep_scale, key_low, key_high, token_first, element_first, samples, sample_stride."""
         return (
-            self.p, self.scale, self.key_low, self.key_high,
+            float(self.p), self.scale, self.key_low, self.key_high,
             self.token_first, self.element_first, self.samples, self.sample_stride,
         )  # fmt: skip
 

@@ -69,10 +69,10 @@ def swiglu_forward(u: Tensor) -> Tensor:
 def swiglu_backward(da: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """(du, a); the halves of du are written in place."""
     gate, up = u.chunk(2, dim=-1)
-    du = torch.empty_like(u)
+    du, a = torch.empty_like(u), torch.empty_like(da)
     dgate, dup = du.chunk(2, dim=-1)
-    activations.swiglu_backward(da, gate, up, dgate=dgate, dup=dup)
-    return du, activations.swiglu_forward(gate, up)
+    activations.swiglu_backward(da, gate, up, dgate=dgate, dup=dup, h_out=a)
+    return du, a
 
 
 def gelu_forward(u: Tensor) -> Tensor:
@@ -82,7 +82,8 @@ def gelu_forward(u: Tensor) -> Tensor:
 
 def gelu_backward(da: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """(du, a)."""
-    return activations.gelu_backward(da, u)[0], activations.gelu_forward(u)
+    a = torch.empty_like(da)
+    return activations.gelu_backward(da, u, h_out=a)[0], a
 
 
 def rope_forward(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import torch
 
+from kernels.direct import Launcher, direct, start
 from kernels.launch import (
     KernelArgumentError,
-    Launcher,
     cdiv,
     check_float,
     check_tensor,
-    direct,
     new_rows,
     next_power_of_2,
     tl,
@@ -162,12 +161,11 @@ def _rotary(
     heads = min(HEADS_PER_TILE, next_power_of_2(max(q_heads, k.shape[2])))
     tiles = cdiv(q_heads, heads) + cdiv(k.shape[2], heads)
     if batch * length:
-        launcher(rotary_kernel)[(batch * length * tiles,)](
-            q, k, q_out, k_out, cos.contiguous(), sin.contiguous(),
-            *q.stride()[:3], *k.stride()[:3], *q_out.stride()[:3], *k_out.stride()[:3],
-            length, q_heads, k.shape[2], dim // 2,
-            BACKWARD=backward, HEADS=heads, HALF=next_power_of_2(dim // 2), num_warps=WARPS,
-        )  # fmt: skip
+        tensors = q, k, q_out, k_out, cos.contiguous(), sin.contiguous()
+        strides = *q.stride()[:3], *k.stride()[:3], *q_out.stride()[:3], *k_out.stride()[:3]
+        numbers = *strides, length, q_heads, k.shape[2], dim // 2
+        constants = {"BACKWARD": backward, "HEADS": heads, "HALF": next_power_of_2(dim // 2), "num_warps": WARPS}
+        start(launcher, rotary_kernel, (batch * length * tiles,), tensors, numbers, constants)
     return q_out, k_out
 
 

@@ -58,33 +58,25 @@ FORWARD: dict[tuple[norms.Kind, int], list[norms.ForwardConfig]] = {
         F(1, 4, 5, 3, False),
         F(1, 4, loop=2048),
         F(1, 8, loop=4096),
+        F(2, 16, loop=4096),
         F(1, 2, 8, 3, False),
     ],
-    ("rms", 4096): [
-        F(1, 4, reload=False),
-        F(1, 4),
-        F(1, 8),
-        F(2, 16),
-        F(1, 4, loop=1024),
-        F(1, 4, loop=2048),
-        F(1, 8, loop=2048),
-    ],
+    ("rms", 4096): [F(1, 4, reload=False), F(1, 8), F(2, 16, loop=4096), F(1, 8, loop=4096), F(1, 8, loop=2048)],
     ("rms", 8192): [
         F(2, 8),
         F(1, 8),
-        F(1, 8, loop=2048),
+        F(1, 16, loop=2048),
         F(1, 16, loop=4096),
-        F(1, 8, loop=4096),
-        F(1, 4, loop=2048),
+        F(2, 16, loop=4096),
         F(1, 16, loop=8192),
     ],
     ("rms", 16384): [
         F(1, 8),
         F(1, 16),
-        F(1, 8, loop=2048),
+        F(1, 16, loop=2048),
         F(1, 16, loop=4096),
-        F(1, 8, loop=4096),
         F(1, 16, loop=8192),
+        F(1, 32, loop=8192),
     ],
 }
 BACKWARD: dict[tuple[norms.Kind, int], list[norms.BackwardConfig]] = {
@@ -107,6 +99,15 @@ def tune_norm_forward(copy: float) -> None:
         call = partial(norms.norm_forward, kind, x, w, bias, eps=1e-5)
         runs = {str(tuple(c)): partial(call, config=c) for c in configs}
         _rank(f"{kind} forward {width}", copy, 4.0 * x.numel(), runs)
+
+
+def tune_add_norm_forward(copy: float) -> None:
+    for width in (2048, 4096, 8192):
+        x, residual, w = _rows(width), _rows(width), torch.randn(width, device="cuda", dtype=torch.bfloat16)
+        call = partial(norms.norm_forward, "rms", x, w, eps=1e-5, residual=residual)
+        configs = F(1, 4), F(1, 8), F(1, 16), F(2, 16), F(1, 8, loop=2048), F(1, 16, loop=4096), F(2, 16, loop=4096)
+        runs = {str(tuple(c)): partial(call, config=c) for c in configs if c.loop <= width}
+        _rank(f"add + rms forward {width}", copy, 8.0 * x.numel(), runs)
 
 
 def tune_norm_backward(copy: float) -> None:
@@ -180,6 +181,7 @@ def tune_crossentropy(copy: float) -> None:
 
 SWEEPS: dict[str, Callable[[float], None]] = {
     "norm-forward": tune_norm_forward,
+    "add-norm-forward": tune_add_norm_forward,
     "norm-backward": tune_norm_backward,
     "pointwise": tune_pointwise,
     "rotary": tune_rotary,

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from kernels import activations, adamw, checksum, crossentropy, delta, norms, onebit, rotary
+from kernels.norms_config import PERSISTENT_WIDTH
 from tests.kernels.fidelity import DEVICE, ON_GPU, randn
 
 FAR = 1_200_000_000
@@ -65,7 +66,7 @@ def test_strided_rows_beyond_int32(far):  # bug 1
 
 
 def test_wide_rows_and_rotary_beyond_int32(far):  # bug 1, batch and time axes
-    w = norms.PERSISTENT_WIDTH + 1
+    w = PERSISTENT_WIDTH + 1
     x = far.as_strided((2, w), (2 * FAR - 20_000, 1))
     x.copy_(randn(2, w, dtype=torch.bfloat16))
     weight = randn(w, dtype=torch.bfloat16)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from kernels import norms
+from kernels.norms_config import PERSISTENT_WIDTH
 from kernels.random import NO_DROPOUT, Dropout, keep_mask
 from tests.kernels.fidelity import DEVICE, ON_GPU, assert_faithful, randn
 
@@ -71,7 +72,7 @@ def test_type_grid(w_type, stream_type, p, rounding):  # bugs 18, 20: every type
 
 @pytest.mark.parametrize("kind", ["rms", "layer"])
 def test_rows_too_wide_for_registers(kind):
-    run_both(kind, 1, norms.PERSISTENT_WIDTH + 300, FP32, FP32, FP32, 0.2, "fp32")
+    run_both(kind, 1, PERSISTENT_WIDTH + 300, FP32, FP32, FP32, 0.2, "fp32")
 
 
 def test_persistent_loop_covers_every_row():
@@ -163,7 +164,7 @@ def test_dropout_is_the_exported_mask():  # bug 16
     assert torch.equal(part, stream[3:5])  # the same bits when the rows are split over ranks or micro-batches
 
 
-@pytest.mark.parametrize("width", [48, norms.PERSISTENT_WIDTH + 8])
+@pytest.mark.parametrize("width", [48, PERSISTENT_WIDTH + 8])
 def test_dropout_follows_the_token_in_position_sample_order(width):
     """Rows ordered (position, sample) and (sample, position) drop the same elements of the same tokens."""
     length, samples = 3, 2

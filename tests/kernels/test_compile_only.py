@@ -30,32 +30,40 @@ def norm_types(x="bf16", stream="bf16", weight="bf16"):
     return both | {"weight": weight, "bias": weight}
 
 
-def forward_constants(config, block, **flags):
-    base = (
-        dict.fromkeys(("HAS_RESIDUAL", "HAS_BIAS", "HAS_DROPOUT", "STORE_STREAM", "ROUND"), False)
-        | {"RMS": True}
-        | flags
-    )
-    return base | {"RELOAD": config.reload, "ROWS": config.rows, "BLOCK": block, "STAGES": config.stages}
-
-
 def table(name):
     from kernels import norms_config
 
-    return [(width, config) for width, config in getattr(norms_config, name) if width <= norms_config.PERSISTENT_WIDTH]
+    return [(width, config) for width, config in getattr(norms_config, name)]
 
 
-@pytest.mark.parametrize("index", range(7))
-def test_norm_forward(index):
-    from kernels.norms_kernels import norm_forward_kernel
+def forward(width, config, *, rms=True, has_residual=False, has_bias=False, has_dropout=False):
+    """(kernel, constants, warps) of the launch of 512 rows."""
+    import torch
 
-    width, config = table("PLAIN_FORWARD_TABLE")[index]
-    check(norm_forward_kernel, norm_types(), forward_constants(config, width), config.warps)
-    width, config = table("FORWARD_TABLE")[index]
-    full = {"HAS_RESIDUAL": True, "HAS_DROPOUT": True, "STORE_STREAM": True}
-    check(norm_forward_kernel, norm_types(stream="fp32"), forward_constants(config, width, **full), config.warps)
-    width, config = table("LAYER_FORWARD_TABLE")[index]
-    check(norm_forward_kernel, norm_types(), forward_constants(config, width, RMS=False, HAS_BIAS=True), config.warps)
+    from kernels.direct import direct
+    from kernels.norms_launch import forward_launch
+
+    flags = has_residual, has_bias, has_dropout, False
+    launch = forward_launch(direct, rms, 512, width, *flags, torch.device("cpu"), config)
+    constants = dict(launch.constants)
+    return launch.kernel, constants, constants.pop("num_warps")
+
+
+FULL = {"has_residual": True, "has_dropout": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "stream", "flags"),
+    [
+        ("PLAIN_FORWARD_TABLE", "bf16", {}),
+        ("FORWARD_TABLE", "fp32", FULL),
+        ("LAYER_FORWARD_TABLE", "bf16", {"rms": False, "has_bias": True}),
+    ],
+)
+def test_norm_forward(name, stream, flags):
+    for width, config in table(name):
+        kernel, constants, warps = forward(width, config, **flags)
+        check(kernel, norm_types(stream=stream), constants, warps)
 
 
 def backward_constants(config, block, stages=None, **flags):
@@ -100,15 +108,12 @@ def test_norm_backward(index):
 
 
 def test_wide_norms_and_reductions():
+    from kernels.norms_config import ForwardConfig
     from kernels.norms_kernels import sum_partials_kernel
-    from kernels.norms_wide import norm_columns_kernel, norm_wide_backward_kernel, norm_wide_forward_kernel
+    from kernels.norms_wide import norm_columns_kernel, norm_wide_backward_kernel
 
-    flags = dict.fromkeys(("HAS_RESIDUAL", "HAS_BIAS", "HAS_DROPOUT", "STORE_STREAM"), True) | {
-        "RMS": False,
-        "ROUND": False,
-        "BLOCK": 4096,
-    }
-    check(norm_wide_forward_kernel, norm_types(), flags, 8)
+    kernel, constants, warps = forward(16384 + 4096, ForwardConfig(1, 8, loop=4096), rms=False, has_bias=True, **FULL)
+    check(kernel, norm_types(), constants, warps)
     flags = dict.fromkeys(("HAS_DSTREAM", "SPLIT", "HAS_DROPOUT"), True) | {"RMS": False, "BLOCK": 4096}
     check(norm_wide_backward_kernel, norm_types(), flags, 8)
     flags = {"RMS": False, "WEIGHT_GRADIENT": True, "HAS_BIAS": True, "ROUND": False, "ROWS": 16, "BLOCK": 256}
@@ -167,10 +172,9 @@ def test_scalars_typed_fp64_do_not_promote():  # bug 14: a compiled graph passes
     from kernels.adamw import MASK_BLOCK, adamw_kernel
     from kernels.crossentropy_kernels import cross_entropy_kernel
     from kernels.norms_config import ForwardConfig
-    from kernels.norms_kernels import norm_forward_kernel
 
-    full = {"HAS_RESIDUAL": True, "HAS_DROPOUT": True, "STORE_STREAM": True}
-    check(norm_forward_kernel, norm_types(), forward_constants(ForwardConfig(1, 8), 4096, **full), 8, double="fp64")
+    kernel, constants, warps = forward(4096, ForwardConfig(1, 8), **FULL)
+    check(kernel, norm_types(), constants, warps, double="fp64")
     flags = {"GIVEN": False, "GRADIENT": True, "HAS_WEIGHT": True, "BLOCK": 2048}
     check(cross_entropy_kernel, {"logits": "bf16", "out": "bf16", "target": "i64"}, flags, 8, double="fp64")
     flags = dict.fromkeys(("HAS_MASK", "HAS_SCALE", "HAS_INF"), False) | {"HAS_COPY": True, "BLOCK": MASK_BLOCK}
@@ -181,10 +185,10 @@ def test_a_spill_and_a_promotion_would_be_seen():
     """The two assertions can fail: a row held by too few threads spills, an unpinned fp64 scalar shows as f64
     arithmetic."""
     from kernels.norms_config import ForwardConfig
-    from kernels.norms_kernels import norm_forward_kernel
     from tests.kernels.unpinned import scaled_kernel
 
+    kernel, constants, warps = forward(65536, ForwardConfig(1, 4))
     with pytest.raises(AssertionError, match="spills"):
-        check(norm_forward_kernel, norm_types(), forward_constants(ForwardConfig(1, 4), 65536), 4)
+        check(kernel, norm_types(), constants, warps)
     with pytest.raises(AssertionError):
         check(scaled_kernel, {"x": "bf16", "y": "bf16"}, {"BLOCK": 1024}, 4, double="fp64")

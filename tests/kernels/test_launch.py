@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kernels import launch
+from kernels import direct as launch
 
 
 class FakeKernel:
@@ -31,7 +31,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(launch, "_current_device", lambda: 3, raising=False)
     monkeypatch.setattr(launch, "_current_stream", lambda device: 700 + device, raising=False)
     kernel = FakeKernel()
-    return kernel, launch._Direct(kernel)
+    return kernel, launch.Direct(kernel)
 
 
 X, Y = torch.zeros(64), torch.zeros(64)
@@ -40,7 +40,7 @@ X, Y = torch.zeros(64), torch.zeros(64)
 def test_the_second_launch_is_direct_with_addresses_numbers_and_constants(launched):
     kernel, direct = launched
     for _ in range(3):
-        direct[(5, 2)](X, Y, 64, 0.5, BLOCK=16, num_warps=4)
+        direct.launch((5, 2), (X, Y), (64, 0.5), {"BLOCK": 16, "num_warps": 4})
     assert len(kernel.compiled) == 1
     expected = (5, 2, 1, 703, "function", "metadata", None, None, None, X.data_ptr(), Y.data_ptr(), 64, 0.5, 16)
     assert kernel.direct == [expected, expected]
@@ -49,7 +49,7 @@ def test_the_second_launch_is_direct_with_addresses_numbers_and_constants(launch
 def test_what_does_not_change_the_code_is_not_compiled_again(launched):
     kernel, direct = launched
     for width, scale in ((64, 0.5), (128, 0.5), (2**20, 7.0), (64, 0.25)):
-        direct[(1,)](X, Y, width, scale, BLOCK=16, num_warps=4)
+        direct.launch((1,), (X, Y), (width, scale), {"BLOCK": 16, "num_warps": 4})
     assert len(kernel.compiled) == 1
     assert [(call[11], call[12]) for call in kernel.direct] == [(128, 0.5), (2**20, 7.0), (64, 0.25)]
 
@@ -68,27 +68,50 @@ def test_what_does_not_change_the_code_is_not_compiled_again(launched):
 )
 def test_what_changes_the_code_is_compiled(launched, change):
     kernel, direct = launched
-    direct[(1,)](X, Y, 64, 0.5, BLOCK=16, num_warps=4)
-    *arguments, block, warps = change
-    direct[(1,)](*arguments, BLOCK=block, num_warps=warps)
+    direct.launch((1,), (X, Y), (64, 0.5), {"BLOCK": 16, "num_warps": 4})
+    x, y, *numbers, block, warps = change
+    direct.launch((1,), (x, y), tuple(numbers), {"BLOCK": block, "num_warps": warps})
     assert len(kernel.compiled) == 2
     assert not kernel.direct
 
 
 def test_the_memory_of_repeated_launches_is_bounded(launched, monkeypatch):
-    monkeypatch.setattr(launch, "REPEATED_LAUNCHES", 10)
+    monkeypatch.setattr(launch, "REMEMBERED", 10)
     _, direct = launched
     for step in range(100):
-        direct[(1,)](X, Y, 64, float(step), BLOCK=16, num_warps=4)
+        direct.launch((1,), (X, Y), (64, float(step)), {"BLOCK": 16, "num_warps": 4})
     assert len(direct.repeated) <= 10
     assert len(direct.compiled) == 1
+
+
+def test_remembered_constants_are_looked_up_by_identity_and_compiled_by_value(launched):
+    kernel, direct = launched
+    first, second = (launch.Constants(BLOCK=16, num_warps=4) for _ in range(2))
+    assert first != second
+    for constants in (first, first, second, second):
+        direct.launch((1,), (X, Y), (64, 0.5), constants)
+    assert len(kernel.compiled) == 1
+    assert len(kernel.direct) == 3
+
+
+def test_a_derived_shape_is_remembered_for_plain_calls_alone(monkeypatch):
+    calls = []
+    find = launch.remembered(lambda *key: calls.append(key) or key)
+    for _ in range(2):
+        assert find(launch.direct, 1, 2) == (1, 2)
+        assert find(str, [1], 2) == ([1], 2)  # not even hashed
+    assert calls == [(1, 2), ([1], 2), ([1], 2)]
+    monkeypatch.setattr(launch, "REMEMBERED", 3)
+    for size in range(10):
+        find(launch.direct, size)
+    assert find(launch.direct, 9) == (9,)
 
 
 def test_pointers_come_first():
     kernel = FakeKernel()
     kernel.params.reverse()
     with pytest.raises(AssertionError, match="pointers come first"):
-        launch._Direct(kernel)
+        launch.Direct(kernel)
 
 
 def test_every_kernel_takes_pointers_then_numbers_then_constants():
