@@ -97,7 +97,7 @@ def close_block(
     _sum_replicated(close)
     if not is_deepspeed(plan):
         _sum_tied(close)
-    state = _state_dtype(plan)
+    state = state_dtype(plan)
     if has_head and plan.data_parallel > 1 and _norm_role(plan) != "world":
         close.sum(("AR", "loss"), 0, "dp", loss, 1, state)
     _norm(close, loss)
@@ -117,8 +117,15 @@ def close_block(
     return builder.finish()
 
 
-def _state_dtype(plan: Plan) -> str:
+def state_dtype(plan: Plan) -> str:
+    """The type of optimizer state, statistics and losses."""
     return "fp64" if plan.precision == "fp64" else "fp32"
+
+
+def adamw_variant(plan: Plan) -> str:
+    """The operator's variant: weights in the plan's precision, gradients where they are not of the state's type."""
+    narrow = plan.gradient_dtype != state_dtype(plan)
+    return f"{plan.precision}+{plan.gradient_dtype}" if narrow else plan.precision
 
 
 def _held(close: _Close, bucket: Bucket) -> int:
@@ -167,6 +174,6 @@ def _step(close: _Close, bucket: Bucket, stats: int) -> None:
     if bucket.weight_buffer != bucket.master_buffer:
         state.append(bucket.weight_buffer)
     updated = tuple(rank_wide(b) for b in state)
-    body = (KernelCall("adamw", (bucket.shard_numel,), _state_dtype(plan), plan.precision),)
+    body = (KernelCall("adamw", (bucket.shard_numel,), state_dtype(plan), adamw_variant(plan)),)
     reads = (rank_wide(stats), rank_wide(bucket.reduced_buffer), *updated)
     close.builder.emit("step", "STEP", bucket.index, "adamw", "compute", reads, updated, body)

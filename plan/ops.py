@@ -7,7 +7,8 @@ multiply-add as two. `e` is the element size of the call's dtype; statistics, lo
 
 Shapes, by operator (a `variant` never changes them):
 
-    gemm            (m, n, k)                 y[m,n] = a[m,k] b[k,n]; variants nt | nn | tn, "+acc32": adds into fp32 y
+    gemm            (m, n, k)                 y[m,n] = a[m,k] b[k,n]; variants nt | nn | tn, "+acc32": adds into fp32 y,
+                                              "+acc16": into y of the call's dtype
     bmm             (batch, m, n, k)          variants nt | nn | tn
     attention_*     (b, heads, kv_heads, s, d)  causal; variants flash | cudnn, "+alibi"
     softmax_*       (rows, cols)              causal softmax of unfused attention; variants causal, "+dropout", "+alibi"
@@ -21,7 +22,8 @@ Shapes, by operator (a `variant` never changes them):
     embedding_*     (tokens, width, rows of the local table)
     position_*      (tokens, width)
     ce_max, ce_exp, ce_loss (rows, columns)
-    fill, copy, sqnorm, adamw (n,)            copy's variant "src->dst"; adamw's variant "weight dtype"
+    fill, copy, sqnorm, adamw (n,)            copy's variant "src->dst"; adamw's variant "weight dtype", then
+                                              "+gradient dtype" where that is not the state's
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ def _stat(call: KernelCall) -> int:
 
 def _gemm_bytes(call: KernelCall) -> int:
     m, n, k = call.shape
-    out = 2 * m * n * _stat(call) if "acc32" in call.variant else m * n * _e(call)
+    out = 2 * m * n * _stat(call) if "acc32" in call.variant else m * n * _e(call) * (2 if "acc16" in call.variant else 1)
     return (m * k + k * n) * _e(call) + out
 
 
@@ -132,8 +134,9 @@ def _adamw_bytes(call: KernelCall) -> int:
     """Gradient read; parameter, exp_avg and exp_avg_sq read and written; the low-precision copy written if there is
     one.
     """
-    low = DTYPE_BYTES[call.variant] if call.variant and call.variant != call.dtype else 0
-    return call.shape[0] * (7 * _e(call) + low)
+    weight, _, gradient = call.variant.partition("+")
+    low = DTYPE_BYTES[weight] if weight and weight != call.dtype else 0
+    return call.shape[0] * (6 * _e(call) + DTYPE_BYTES[gradient or call.dtype] + low)
 
 
 def _zero(_: KernelCall) -> int:

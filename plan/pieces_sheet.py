@@ -185,7 +185,8 @@ def weight_products(e: Extents, *shapes: tuple[int, int, int]) -> tuple[tuple[Ke
     """Kernel calls that make weight gradients (m, n) from k tokens and bring them where `e.gradients` says, and their
     transient bytes."""
     if e.gradients == "fused":
-        return tuple(gemm(e, *shape, "tn+acc32") for shape in shapes), 0
+        layout = "tn+acc16" if DTYPE_BYTES[e.gradient] == 2 else "tn+acc32"
+        return tuple(gemm(e, *shape, layout) for shape in shapes), 0
     products = [gemm(e, *shape, "tn") for shape in shapes]
     if e.gradients == "apart":
         return tuple(products), 0

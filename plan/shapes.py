@@ -48,7 +48,8 @@ class Extents:
     gradients: Gradients  # how a weight gradient reaches the main gradient
     loss_chunks: int
     dtype: str
-    stat: str  # dtype of statistics, gradients and losses
+    stat: str  # dtype of statistics and losses
+    gradient: str  # dtype of main gradients
 
     @property
     def q(self) -> int:
@@ -107,4 +108,5 @@ def extents(model: Model, plan: Plan) -> Extents:
         loss_chunks=plan.loss_chunks,
         dtype=plan.precision,
         stat="fp64" if plan.precision == "fp64" else "fp32",
+        gradient=plan.gradient_dtype,
     )

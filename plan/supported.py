@@ -6,8 +6,7 @@ Never ignored, never approximated: a run that uses any of it ends in "not yet fo
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from plan.deepspeed import gradient_way
-from plan.parallel import Zero
+from plan.parallel import Plan, Zero
 from plan.run import Run
 
 
@@ -27,13 +26,6 @@ def _implementation(run: Run) -> object:
     plan = run.plan
     later = plan.implementation == "deepspeed" and plan.zero_stage >= 2
     return f"deepspeed with zero_stage {plan.zero_stage}" if later else plan.implementation
-
-
-def _gradient_dtype(run: Run) -> object:
-    """The gradient's type; one that autograd adds up in the computing type is no choice (`plan.deepspeed`)."""
-    plan = run.plan
-    own = gradient_way(plan) == "added" and plan.gradient_dtype == plan.precision
-    return "fp32" if own else plan.gradient_dtype
 
 
 FEATURES: tuple[Feature, ...] = (
@@ -83,7 +75,12 @@ FEATURES: tuple[Feature, ...] = (
         "sequence_parallel: true, which splits them too",
     ),
     Feature("plan.precision", lambda run: run.plan.precision, ("fp64", "fp32", "bf16", "fp16"), "precision: bf16"),
-    Feature("plan.gradient_dtype", _gradient_dtype, ("fp32", "fp64"), "gradient_dtype: fp32"),
+    Feature(
+        "plan.gradient_dtype",
+        lambda run: _gradient_dtype(run.plan),
+        ("fp64", "fp32", "bf16", "fp16"),
+        "gradient_dtype: fp32, or the plan's precision",
+    ),
     Feature("plan.attention", lambda run: run.plan.attention, ("unfused", "flash", "cudnn"), "attention: flash"),
     Feature("plan.kernels", lambda run: run.plan.kernels, ("eager", "compiled", "triton"), "kernels: compiled"),
     Feature(
@@ -120,6 +117,13 @@ FEATURES: tuple[Feature, ...] = (
 def _gathers(run: Run) -> Zero:
     """How parameters are gathered, where they are (`plan.rules` refuses the keys where they are not)."""
     return run.plan.zero if run.plan.zero_stage == 3 else Zero()
+
+
+def _gradient_dtype(plan: Plan) -> str:
+    """Main gradients are wide, or of the type the products compute in."""
+    if plan.gradient_dtype in ("fp64", "fp32", plan.precision):
+        return plan.gradient_dtype
+    return f"{plan.gradient_dtype} with precision {plan.precision}"
 
 
 def problems(run: Run) -> list[str]:

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from plan.compile import compile_run
+from plan.deepspeed import gradient_way
 from plan.errors import InputError
 from plan.program import StepProgram
 from plan.run import Run, canonical_json, load
@@ -143,6 +144,11 @@ def check_trainable(run: Run) -> None:
         problems.append(
             f"model.positions alibi trains with attention: unfused (it is {run.plan.attention}), because torch's fused "
             "kernels take no bias; set plan.attention: unfused"
+        )
+    if run.plan.gradient_dtype in ("fp16", "bf16") and gradient_way(run.plan) == "fused":
+        problems.append(
+            f"plan.gradient_dtype {run.plan.gradient_dtype} can be forecast; gradients are trained in fp32: set "
+            "gradient_dtype: fp32"
         )
     if run.plan.precision == "fp16":
         problems.append("plan.precision fp16 needs loss scaling, which is not trained yet; set precision: bf16")

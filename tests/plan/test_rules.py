@@ -134,7 +134,7 @@ plan.implementation torch-fsdp: {implementation: torch-fsdp}
 plan.offload.optimizer cpu: {offload: {optimizer: cpu}}
 plan.hybrid zero3-ffn: {hybrid: zero3-ffn}
 plan.gradient_compression onebit-adam: {gradient_compression: onebit-adam}
-plan.gradient_dtype bf16: {gradient_dtype: bf16}
+plan.gradient_dtype fp16 with precision bf16: {gradient_dtype: fp16}
 plan.partition_activations true: {tensor_parallel: 2, partition_activations: true, recompute: full}
 """)
 
