@@ -29,7 +29,7 @@ from kernels.registry import POINTWISE
 from plan.program import KernelCall
 
 Progress = Callable[[str, int, int], None]
-KEPT = ("network", "collectives", "contention", "cores")
+KEPT = ("network", "collectives", "contention", "cores", "host_optimizer")
 ATTENTION = ("flash", "cudnn")
 KINDS = ("eager", "compiled", "triton")
 ANY = "*"

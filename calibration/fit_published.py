@@ -23,6 +23,8 @@ from calibration.fit_links import Section, rounded
 from calibration.fits import Fit
 from calibration.published import AttentionRow, between, bus_bytes_per_s, memory_bytes_per_s
 from calibration.write import write_profile
+from plan.ops import bytes_of
+from plan.program import KernelCall
 
 COMMENT = "Made by `python -m calibration.fit_published`; sources name rows of calibration/published."
 FOLDER = Path(__file__).parent / "profiles"
@@ -49,6 +51,10 @@ TEXTS = {
     "host measured": "launches on the virtual machine of one H200",
     "wide": "fp32 (not tf32) and fp64 products: the bf16 form at the ratio of the data sheet's dense peaks",
     "context": "device memory one process held outside the allocator on an H200 (torch 2.11; no communicators)",
+    "host optimizer": "ZeRO-Offload against ZeRO-2 of Qwen2.5-1.5B on two A100 of a host with 2 x EPYC 7742, cores "
+    "bound (DeepSpeed, blogs/zenflow-corebinding: 1365 and 240 ms): the difference less the copy of the 16-bit weights",
+    "host optimizer derived": "the rate of 2 x EPYC 7742 by data-sheet memory bandwidth: 16 channels of DDR5-4800 "
+    "against DDR4-3200",
     "contention": "mean slow-down of computation beside a collective, four kinds of GPU (arXiv 2507.03114)",
 }
 RATE = {"rate": (0.2, 0.95), "short_s": (0.0, 4000.0), "narrow_d": (0.0, 100.0)}
@@ -83,6 +89,7 @@ def a100() -> Section:
         "pair": parts.source("derived", "a transfer: the ring's rate on 2 GPUs and one of its steps", ["nccl-0479"]),
         "network": parts.source("published", TEXTS["a100 network"], [*parts.NICS_A100, *parts.TREE], tree),
         "copies": parts.source("published", TEXTS["a100 copies"], ["nccl-0647"]),
+        "host-optimizer": parts.source("derived", TEXTS["host optimizer"], []),
     }
     step_s = 43.83e-6 / 14  # nccl-0189: 32 KiB on 8 GPUs, all latency
     tables = []
@@ -100,7 +107,16 @@ def a100() -> Section:
         collectives=[*tables, _pair(bus_bytes_per_s("nccl-0479"), step_s)],
         network=network,
         copies=_copies(26.28e9, 26.28e9),
+        host_optimizer={"source": "host-optimizer", "sigma": 0.2, "bytes_per_s": rounded(host_optimizer_bytes_per_s())},
     )  # fmt: skip
+
+
+def host_optimizer_bytes_per_s() -> float:
+    """Bytes that AdamW (fp32 state, bf16 copy) moves on the CPUs of a node with 2 x EPYC 7742: what offloading the step
+    of 1.54e9 parameters adds, less the copy of each of two ranks' weights back."""
+    parameters, added_s = 1.543e9, 1.365 - 0.240
+    back_s = parameters / 2 * 2 / 26.28e9
+    return bytes_of(KernelCall("adamw", (int(parameters),), "fp32", "bf16")) / (added_s - back_s)
 
 
 def hopper_gemm(memory: float) -> tuple[Chip, dict[str, float], Fit, float]:
@@ -162,6 +178,7 @@ def _hopper(name: str, memory: float, copies: list[str], memory_text: str) -> Se
         "pair": parts.source("derived", "a transfer: the ring's rate and one of its steps", ["nccl-0209"]),
         "network": parts.source("published", TEXTS["hopper network"], [*parts.PEAKS_H100, *parts.TREE], tree),
         "copies": parts.source("published", "nvbandwidth", copy_rows),
+        "host-optimizer": parts.source("derived", TEXTS["host optimizer derived"], []),
     }
     attention = [
         section
@@ -178,6 +195,9 @@ def _hopper(name: str, memory: float, copies: list[str], memory_text: str) -> Se
         collectives=tables,
         network=_network(parts.H100_NODE_BYTES_PER_S / 4e11, tree, (4.5e11, 5e10)),
         copies=_copies(51e9, 52e9) if name == "h100" else _copies(55.43e9, 55.06e9),
+        host_optimizer={
+            "source": "host-optimizer", "sigma": 0.3, "bytes_per_s": rounded(1.5 * host_optimizer_bytes_per_s()),
+        },
     )  # fmt: skip
 
 

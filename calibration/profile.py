@@ -11,6 +11,7 @@ all of them exactly three times as long and `scaled(0)` makes them zero.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import platform
 import statistics
@@ -26,7 +27,7 @@ from calibration.lookup import Line
 from plan.errors import InputError
 from plan.files import parse_yaml, text_of
 from plan.nearest import did_you_mean
-from plan.ops import OPERATORS
+from plan.ops import OPERATORS, bytes_of
 from plan.program import KernelCall
 
 STREAM_CLASS = {
@@ -130,12 +131,27 @@ class Profile:
         where = geometry or Geometry(2, 1 if same_node else 2, 0, links)
         return self.collective("send", bytes_, "*", where)
 
-    def copy_s(self, kind: str, bytes_: int) -> float:
-        """Time of a copy h2d, d2h, disk_read or disk_write. Raises InputError when the profile has none."""
+    def copy_s(self, kind: str, bytes_: int, link_bytes_per_s: float = math.inf) -> float:
+        """Time of a copy h2d, d2h, disk_read or disk_write over a link that gives at most `link_bytes_per_s`. A CPU's
+        device memory is its host's: there it is a `copy`. Raises InputError when the profile has none."""
         line = self.copies.get(kind)
+        if line is None and self.device == "cpu":
+            return self.kernel_s(KernelCall("copy", (-(-bytes_ // 4),), "fp32"))
         if line is None:
             raise InputError(f"profile {self.name} has no {kind} copies; it knows {', '.join(self.copies) or 'none'}")
-        return line.seconds(bytes_) * self.time_factor
+        return max(line.seconds(bytes_), bytes_ / link_bytes_per_s) * self.time_factor
+
+    def host_step_s(self, call: KernelCall, ranks: int) -> float:
+        """Time of an optimizer's kernel call on the CPUs of a node while `ranks` of its ranks do the same; on a CPU
+        device the kernel itself (the node shares its cores out). Raises InputError when nothing is known of it."""
+        if self.device == "cpu":
+            return self.kernel_s(call)
+        if self.file.host_optimizer is None:
+            raise InputError(
+                f"profile {self.name} has no host_optimizer, the rate of AdamW on a node's CPUs; add the section, or "
+                "set plan.offload.optimizer: none"
+            )
+        return bytes_of(call) * ranks / self.file.host_optimizer.bytes_per_s * self.time_factor
 
     def contention(self, stream: str, beside: str) -> float:
         """Slow-down (1 or more) of work on `stream` while `beside` is busy; 1 where nothing was measured."""
@@ -287,6 +303,7 @@ def _residuals(file: schema.ProfileFile, threads: int) -> dict[str, float]:
         "transfer": [part.sigma for part in file.collectives if part.op == "send"],
         "network": [file.network.sigma] if file.network else [],
         "copy": [part.sigma for part in file.copies],
+        "host_optimizer": [file.host_optimizer.sigma] if file.host_optimizer else [],
         "host": [part.sigma for part in file.host],
     }
     return {name: statistics.median(found) for name, found in groups.items() if found}

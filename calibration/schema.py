@@ -143,6 +143,12 @@ class CopyFile(_Sourced):
     bytes_per_s: Positive
 
 
+class HostOptimizerFile(_Sourced):
+    """AdamW on the CPUs of a node, all its ranks stepping at once: bytes the step must move over its time."""
+
+    bytes_per_s: Positive
+
+
 class HostFile(_Sourced):
     """Host time to issue one instruction: base + kernels x per_kernel. `kind: "*"` is the default."""
 
@@ -198,6 +204,7 @@ class ProfileFile(_Part):
     network: NetworkFile | None = None
     copies: list[CopyFile] = []
     host: list[HostFile] = []
+    host_optimizer: HostOptimizerFile | None = None
     contention: list[ContentionFile] = []
     cores: CoresFile | None = None
     allocator: AllocatorFile = AllocatorFile()
@@ -205,7 +212,7 @@ class ProfileFile(_Part):
     @model_validator(mode="after")
     def _names(self) -> ProfileFile:
         parts: list[_Sourced | None] = [*self.gemm, *self.attention, *self.memory, *self.collectives, *self.copies]
-        parts += [*self.host, *self.contention, self.network, self.cores]
+        parts += [*self.host, *self.contention, self.network, self.cores, self.host_optimizer]
         named = [part.source for part in parts if part is not None]
         for source in [*named, *([self.allocator.source] if self.allocator.source else [])]:
             if source not in self.sources:

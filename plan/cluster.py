@@ -67,6 +67,8 @@ class Cluster:
     nvlink: Link
     nics: Nics
     pcie_gb_s: float
+    gpus_per_pcie: int = 1
+    """GPUs that share one such link to the host."""
     host: Host
     fabric: Fabric = Fabric()
     price_per_gpu_hour: float = 0.0

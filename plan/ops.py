@@ -55,7 +55,8 @@ def _stat(call: KernelCall) -> int:
 
 def _gemm_bytes(call: KernelCall) -> int:
     m, n, k = call.shape
-    out = 2 * m * n * _stat(call) if "acc32" in call.variant else m * n * _e(call) * (2 if "acc16" in call.variant else 1)
+    size = _stat(call) if "acc32" in call.variant else _e(call)
+    out = m * n * size * (2 if "acc" in call.variant else 1)
     return (m * k + k * n) * _e(call) + out
 
 

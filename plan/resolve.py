@@ -164,6 +164,7 @@ def _cluster(spec: ClusterSpec, plan: PlanSpec) -> tuple[Cluster, list[str]]:
         nvlink=Link(spec.nvlink.bandwidth_gb_s, spec.nvlink.latency_us),
         nics=Nics(spec.nics.count, spec.nics.bandwidth_gb_s, spec.nics.latency_us),
         pcie_gb_s=spec.pcie_gb_s,
+        gpus_per_pcie=spec.gpus_per_pcie,
         host=host,
         fabric=Fabric(spec.fabric.kind, spec.fabric.oversubscription),
         price_per_gpu_hour=spec.price_per_gpu_hour,

@@ -115,6 +115,7 @@ class ClusterSpec(Spec):
     nvlink: LinkSpec
     nics: NicsSpec
     pcie_gb_s: GbPerS
+    gpus_per_pcie: Count = 1
     host: Annotated[HostSpec | None, Auto] = None
     fabric: FabricSpec = FabricSpec()
     price_per_gpu_hour: NotNegative = 0.0

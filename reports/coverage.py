@@ -39,7 +39,7 @@ def kernel_calls(program: StepProgram) -> Counter[KernelCall]:
         uses = Counter(call.block for call in stage.calls)
         for index, block in enumerate(stage.blocks):
             for instruction in block.instructions:
-                for call in instruction.body:
+                for call in instruction.body if instruction.stream != "cpu" else ():  # one rate for the host's own
                     found[call] += uses[index] * ranks[number]
     return found
 

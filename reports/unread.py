@@ -41,6 +41,7 @@ REASONS: dict[str, Reason] = {
     "nics.bandwidth_gb_s": _unless(_leaves_the_node, "no message leaves the node"),
     "nics.latency_us": _unless(_leaves_the_node, "no message leaves the node"),
     "pcie_gb_s": _unless(_offloads, "nothing of this plan crosses PCIe"),
+    "gpus_per_pcie": _unless(_offloads, "nothing of this plan crosses PCIe"),
     "host.cores": _unless(lambda run: _on_cpu(run) or _offloads(run), "the host's own times are those of the profile"),
     "host.memory_gib": _unless(lambda run: _on_cpu(run) or _offloads(run), "nothing of this plan is kept on the host"),
     "fabric.kind": _unless(lambda run: False, "without oversubscription both kinds carry every link at full rate"),
@@ -63,7 +64,8 @@ def _left_out(run: Run) -> dict[str, Any]:
     """What the cluster's keys are where nobody sets them; a link without a preset has no such value."""
     name = run.cluster.name
     preset = presets.preset("clusters", name) if name in presets.names("clusters") else {}
-    return {"host": asdict(clusters.machine()), "fabric": {"kind": "rail"}, "threads_per_rank": 1} | preset
+    usual = {"host": asdict(clusters.machine()), "fabric": {"kind": "rail"}, "threads_per_rank": 1, "gpus_per_pcie": 1}
+    return usual | preset
 
 
 def _at(values: Any, dotted: str) -> Any:

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from calibration.collectives import CommCost, Geometry
 from calibration.profile import Profile
+from plan.cluster import Cluster
 from plan.ops import OPERATORS
-from plan.program import STREAMS, Block, Comm, Instruction, KernelCall
+from plan.program import STREAMS, Block, Comm, Instruction, KernelCall, RankProgram
 from simulator.breakdown import wait_class, work_class
 from simulator.clock import picoseconds
 from simulator.fold import Colour
@@ -47,9 +48,21 @@ class Row(NamedTuple):
 class Pricer:
     """Prices one colour's instructions from a profile."""
 
-    def __init__(self, profile: Profile, colour: Colour, pipelined: bool, kernels: dict[KernelCall, float]) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        colour: Colour,
+        stage: RankProgram,
+        cluster: Cluster,
+        pipelined: bool,
+        kernels: dict[KernelCall, float],
+    ) -> None:
         self.profile = profile
         self.colour = colour
+        self.ranks = sum(colour.beside.values())  # of its node
+        sharers = min(cluster.gpus_per_pcie, self.ranks)
+        self.pcie_bytes_per_s = cluster.pcie_gb_s * 1e9 / max(1, sharers)
+        self.buffers = stage.buffers
         self.pipelined = pipelined
         self.kernels = kernels  # prices found so far, by whichever colour
 
@@ -84,15 +97,19 @@ class Pricer:
         return known
 
     def _work_s(self, instruction: Instruction, block: Block) -> float:
+        if instruction.stream == "cpu":  # all ranks of a node step at once
+            return sum(self.profile.host_step_s(call, self.ranks) for call in instruction.body)
         work = sum(self.kernel_s(call) for call in instruction.body)
         if instruction.comm is not None:
             cost = self._comm(instruction.comm)
             work += cost.seconds + cost.delay_s
         elif instruction.stream in ("h2d", "d2h"):
-            work += self.profile.copy_s(
-                instruction.stream, sum(block.buffers[ref].bytes for ref in instruction.writes if ref >= 0)
-            )
+            bytes_ = min(self._bytes(instruction.reads, block), self._bytes(instruction.writes, block))
+            work += self.profile.copy_s(instruction.stream, bytes_, self.pcie_bytes_per_s)
         return work
+
+    def _bytes(self, refs: tuple[int, ...], block: Block) -> int:
+        return sum(block.buffers[ref].bytes if ref >= 0 else self.buffers[-1 - ref].bytes for ref in refs)
 
     def _comm(self, comm: Comm) -> CommCost:
         return self.profile.collective(comm.op, comm.bytes, comm.dtype, self.geometry(comm.role), comm.algorithm)

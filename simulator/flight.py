@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from calibration.profile import Profile
+from plan.cluster import Cluster
 from plan.program import Block, KernelCall, RankProgram, StepProgram
 from plan.run import Run
 from plan.timeline import Timeline
@@ -114,7 +115,7 @@ def _fly(program: StepProgram, run: Run, profile: Profile, unfold: bool, coarse:
     cores = profile.cores.cores if synchronous and profile.cores is not None else None
     wake_ps = picoseconds(profile.host_issue_s("wake")) if synchronous else 0
     engine = Engine(contention, synchronous, cores, wake_ps, PERIODS)
-    plans = _Cutter(program, profile, contention, coarse and not synchronous)
+    plans = _Cutter(program, run.cluster, profile, contention, coarse and not synchronous)
     engine.ranks = [_rank(engine, colours, colour, plans) for colour in colours]
     engine.punctual = plans.punctual
     engine.fly()
@@ -158,13 +159,13 @@ def _in_step(colours: Sequence[Colour], colour: Colour, roles: Sequence[str]) ->
 
 
 def step_boundary(stage: RankProgram) -> tuple[int, int]:
-    """(call, local id) whose end closes a period: the last STEP; in a program without one the last compute
-    instruction."""
+    """(call, local id) whose end closes a period: the last STEP on the device; in a program without one (the host
+    steps) the last compute instruction."""
     compute: tuple[int, int] | None = None
     for index in range(len(stage.calls) - 1, -1, -1):
         instructions = stage.blocks[stage.calls[index].block].instructions
         for local in range(len(instructions) - 1, -1, -1):
-            if instructions[local].kind == "STEP":
+            if instructions[local].kind == "STEP" and instructions[local].stream == "compute":
                 return index, local
             if compute is None and instructions[local].stream == "compute":
                 compute = index, local
@@ -185,8 +186,11 @@ class _ColourPlan:
 class _Cutter:
     """Prices and cuts the blocks of each colour; colours alike in program and geometry share the result."""
 
-    def __init__(self, program: StepProgram, profile: Profile, contention: Contention, coarse: bool) -> None:
+    def __init__(
+        self, program: StepProgram, cluster: Cluster, profile: Profile, contention: Contention, coarse: bool
+    ) -> None:
         self.program = program
+        self.cluster = cluster
         self.profile = profile
         self.contention = contention
         self.coarse = coarse
@@ -217,7 +221,7 @@ class _Cutter:
         """The block that closes the period stays uncut, so that its STEP is seen."""
         stage = self.program.classes[colour.program]
         boundary = step_boundary(stage)
-        pricer = Pricer(self.profile, colour, self.pipelined, self._kernels)
+        pricer = Pricer(self.profile, colour, stage, self.cluster, self.pipelined, self._kernels)
         rows = [pricer.block(block) for block in stage.blocks]
         closing = stage.calls[boundary[0]].block
         merge = [self.coarse and index != closing for index in range(len(stage.blocks))]

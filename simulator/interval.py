@@ -68,6 +68,8 @@ def class_shares(flight: Flight) -> dict[str, float]:
     whole = sum(kinds.values())
     shares = {kind: computing * value / whole for kind, value in kinds.items()} if whole > 0 else {"memory": computing}
     for part, name in COMMUNICATION.items():
+        if part == "exposed_offload" and "host_optimizer" in flight.profile.residuals:
+            name = "host_optimizer"  # the wider of the two
         shares[name] = shares.get(name, 0.0) + time[part]
     shares["host"] = shares.get("host", 0.0) + time["host"]
     busy = sum(shares.values())
@@ -87,7 +89,7 @@ def kernel_kinds_s(flight: Flight) -> dict[str, float]:
             uses[call.block] += 1
         for many, block in zip(uses, stage.blocks, strict=True):
             for instruction in block.instructions:
-                for kernel in instruction.body:
+                for kernel in instruction.body if instruction.stream != "cpu" else ():
                     if kernel not in prices:
                         prices[kernel] = flight.profile.kernel_s(kernel)
                     kind = OPERATORS[kernel.op].kind

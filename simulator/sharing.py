@@ -23,6 +23,7 @@ from plan.program import STREAMS
 from simulator.clock import Clock
 
 COMPUTE = STREAMS.index("compute")
+CPU = STREAMS.index("cpu")
 TRANSFER = "transfer"
 HOST = len(STREAMS)  # the host stream of a synchronous device, after the program's own streams
 
@@ -129,8 +130,8 @@ class Site:
 
     @property
     def communicates(self) -> bool:
-        """Whether a communicating thread runs it: neither compute nor the host."""
-        return self.stream not in (COMPUTE, HOST)
+        """Whether a communicating thread runs it: neither compute nor the host, nor the host's optimizer."""
+        return self.stream not in (COMPUTE, HOST, CPU)
 
 
 class Device:
