@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import tempfile
 import time
 import warnings
@@ -203,15 +204,24 @@ def measure(
     found: dict[int, tuple[list[list[Rehearsal]], Sharing]] = {}
     with tempfile.TemporaryDirectory() as folder:
         args = (f"file://{folder}/rendezvous", sizes, repetitions, share_s, results)
-        started = mp.spawn(_process, args, nprocs=RANKS, join=False)  # type: ignore[no-untyped-call]
-        while len(found) < RANKS:
-            try:
-                rank, rehearsals, sharing = results.get(timeout=1.0)
-                found[rank] = (rehearsals, sharing)
-            except queue.Empty:
-                started.join(timeout=0.0)  # raises when a process has died
-        while not started.join():
-            pass
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is ours to say and theirs to end by
+        try:
+            started = mp.spawn(_process, args, nprocs=RANKS, join=False)  # type: ignore[no-untyped-call]
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        try:
+            while len(found) < RANKS:
+                try:
+                    rank, rehearsals, sharing = results.get(timeout=1.0)
+                    found[rank] = (rehearsals, sharing)
+                except queue.Empty:
+                    started.join(timeout=0.0)  # raises when a process has died
+            while not started.join():
+                pass
+        except KeyboardInterrupt:
+            for process in started.processes:
+                process.terminate()
+            raise
     points, delays = _evaluate(cases(sizes), found[0][0], found[1][0])
     return points, delays, found[0][1]
 

@@ -1,6 +1,7 @@
 """Everything that can go wrong with what a user gave us, as one tree.
 
     WindtunnelError                 the base: catch this to catch all of ours
+    ├── Stopped                     somebody stopped the command (Ctrl-C, a scheduler)            (exit 128 + signal)
     └── InputError                  the input is wrong: file, key, number, or a plan no machine can run   (exit 2)
         └── NotYetForecast          the input is legal, but Windtunnel does not forecast it yet           (exit 2)
 
@@ -29,6 +30,14 @@ class WindtunnelError(Exception):
     """Base of every error Windtunnel raises on purpose. `exit_code` is what the command line exits with."""
 
     exit_code = EXIT_NO
+
+
+class Stopped(WindtunnelError):
+    """Somebody stopped the command by a signal; the exit code is the one a shell gives, 130 for Ctrl-C."""
+
+    def __init__(self, message: str, signal: int) -> None:
+        self.exit_code = 128 + signal
+        super().__init__(message)
 
 
 class InputError(WindtunnelError):

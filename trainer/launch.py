@@ -5,7 +5,7 @@ died.
 
 Ranks keep their place in 64-byte status files (`trainer.status`), so a rank that is killed still leaves its step and
 instruction behind. torchrun stops the other ranks when one fails; the message names the rank that failed first, and
-where every rank was.
+where every rank was. A rank whose heartbeat stops is ended and named (`trainer.heartbeat`).
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from plan.compile import compile_run, stage_of
-from plan.errors import InputError, WindtunnelError
+from plan.errors import InputError, Stopped, WindtunnelError
 from plan.program import StepProgram, expand, label
 from plan.run import Run
 from trainer.data import open_data
+from trainer.heartbeat import Silence, Watch, silent_s
 from trainer.log import plain
 from trainer.run import check_trainable, main
 from trainer.status import read
@@ -50,8 +53,9 @@ def launch(run: Run, folder: Path) -> Path:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    watch = Watch(folder / "status", run.plan.world, silent_s())
     prepare(run, folder)
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what failed is said once, below
+    _quiet("torch.distributed.elastic")  # what failed is said once, below
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -67,15 +71,35 @@ def launch(run: Run, folder: Path) -> Path:
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     try:
-        elastic_launch(config, sys.executable)("-m", "trainer.run", str(folder))
+        with watch, _interrupts_blocked():
+            elastic_launch(config, sys.executable)("-m", "trainer.rank", str(folder))
     except ChildFailedError as error:
-        raise _explained(run, folder, {rank: failure.exitcode for rank, failure in error.failures.items()}) from None
+        exits = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        raise _explained(run, folder, exits, watch.found) from None
     except SignalException as error:
-        raise WindtunnelError(f"the job was stopped by {error.sigval.name}; {folder} holds what was trained") from None
+        raise Stopped(f"stopped by {error.sigval.name}; {folder} holds what was trained", int(error.sigval)) from None
     finally:
         for name, value in before.items():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
     return folder
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Ctrl-C is blocked in this thread, and so in the ranks it starts until they are ready for it (`trainer.rank`). The
+    process still gets it, through the watch's thread."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _quiet(package: str) -> None:
+    """Silence every logger of a package; torch gives each of them a level of its own."""
+    for name in (package, *logging.root.manager.loggerDict):
+        if name == package or name.startswith(f"{package}."):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _since_torch_2_13(config: type) -> dict[str, Any]:
@@ -100,17 +124,15 @@ def join(folder: Path) -> int:
     return main(folder)
 
 
-def _explained(run: Run, folder: Path, exits: dict[int, int]) -> WindtunnelError:
+def _explained(run: Run, folder: Path, exits: dict[int, int], silence: Silence | None) -> WindtunnelError:
     said = {rank: _said(folder, rank) for rank in range(run.plan.world)}
     wrong = [text.removeprefix("input: ") for text in said.values() if text.startswith("input: ")]
     if wrong:
         return InputError(wrong)
-    first = _first(exits, said)
+    first = _first(exits, said) if silence is None else silence.rank
+    how = _how(exits.get(first), said.get(first, "")) if silence is None else _silent(silence)
     places = [f"  {where(folder, rank, compile_run(run))}" for rank in range(run.plan.world)]
-    return RankFailed(
-        f"rank {first} {_how(exits.get(first), said.get(first, ''))}; the job was stopped. When it ended:\n"
-        + "\n".join(places)
-    )
+    return RankFailed(f"rank {first} {how}; the job was stopped. When it ended:\n" + "\n".join(places))
 
 
 def _first(exits: dict[int, int], said: dict[int, str]) -> int:
@@ -126,6 +148,11 @@ def _how(code: int | None, said: str) -> str:
     if code is not None and code < 0:
         return f"was killed by signal {-code} ({signal.Signals(-code).name})"
     return f"ended with exit code {code}"
+
+
+def _silent(silence: Silence) -> str:
+    state = " (its process was stopped, as by SIGSTOP or a debugger)" if silence.stopped else ""
+    return f"gave no sign of life for {silence.for_s:.0f} s{state} and was ended"
 
 
 def _said(folder: Path, rank: int) -> str:

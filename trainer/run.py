@@ -1,5 +1,4 @@
-"""One rank of a training run, as torchrun starts it: `python -m trainer.run RUN_FOLDER` (the launcher is
-`trainer.launch`).
+"""What one rank of a training run does (its process is `trainer.rank`, the launcher `trainer.launch`).
 
 Reads RUN_FOLDER/run.yaml, compiles the step program, makes sure that every rank compiled the same one, trains, and
 writes the folder: steps.jsonl and log.txt (rank 0), timeline/ (every rank). A rank that fails leaves
@@ -26,6 +25,7 @@ from trainer.clocks import clocks
 from trainer.data import open_data
 from trainer.executor import Executor
 from trainer.groups import Communicators
+from trainer.heartbeat import Heartbeat
 from trainer.log import RunLog
 from trainer.recorder import Recorder
 from trainer.status import Status
@@ -160,6 +160,7 @@ def main(folder: Path) -> int:
     """Join the job torchrun made and train."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     errors = folder / "status" / f"rank-{rank}.error"
+    Heartbeat(folder / "status" / f"rank-{rank}.alive").start()
     try:
         run = load(folder / "run.yaml")
         check_trainable(run)
@@ -186,12 +187,3 @@ def main(folder: Path) -> int:
 def _leave(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-
-
-if __name__ == "__main__":
-    try:
-        code = main(Path(sys.argv[1]))
-    except KeyboardInterrupt:  # the launcher says that the job was stopped
-        code = 130
-    sys.stderr.flush()
-    os._exit(code)  # a failed job leaves threads that wait for ranks that are gone

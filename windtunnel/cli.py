@@ -65,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         code = broken_pipe()
     except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
         code = 130
     except Exception as error:
         code = report_usage(error, given, commands.COMMANDS)

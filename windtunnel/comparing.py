@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from reports.check import Verdict, Work
     from reports.compare import Comparison
 
+LARGEST_TOLERANCE = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class Compared:
@@ -152,6 +154,8 @@ def one_device_s(run: Run, profile: Any = None) -> float | None:
 
 def check_command(baseline: str, run_dir: str, tolerance: float, profile: str | None, as_json: bool) -> int:
     """Print the verdict; exit 1 when the gate failed."""
+    if not 0 <= tolerance <= LARGEST_TOLERANCE:  # not a number neither
+        raise InputError(f"--tolerance {tolerance}: give the share that a run may be slower, 0 to {LARGEST_TOLERANCE}")
     verdict = judged(baseline, run_dir, tolerance, profile)
     if as_json:
         output.emit_json(verdict)

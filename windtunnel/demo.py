@@ -20,6 +20,8 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from plan.errors import WindtunnelError
 from plan.run import Run, load
 from windtunnel import api, output
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 RUNS = ("cpu-demo.yaml", "cpu-demo-second.yaml")
 WORST = 3
 BUSY = 0.5
+STOP_S = 5.0
+INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +121,28 @@ def calibrated_profile(folder: Path, fresh: bool) -> Path:
     if fresh or not cached.exists():
         output.progress("calibrating this machine (about a minute)")
         command = [sys.executable, "-m", "windtunnel", "calibrate", "--output", str(target), "--json"]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-        if done.returncode:
-            raise WindtunnelError(f"calibrating failed with exit code {done.returncode}: {done.stdout.strip()[-500:]}")
+        code, said = _finished(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        if code:
+            raise WindtunnelError(f"calibrating failed with exit code {code}: {said.strip()[-500:]}")
         if not cached.exists():
             _keep(target, cached)
     else:
         shutil.copyfile(cached, target)
     return target
+
+
+def _finished(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Exit code and output of a process. On Ctrl-C, which a terminal sends to both, it says so and we end quietly."""
+    try:
+        said, _ = process.communicate()
+    except KeyboardInterrupt:
+        try:
+            code = process.wait(STOP_S)
+        except subprocess.TimeoutExpired:  # only we were interrupted
+            process.terminate()
+            code = process.wait()
+        raise typer.Exit(INTERRUPTED) if code == INTERRUPTED else KeyboardInterrupt from None
+    return process.returncode, said
 
 
 def _keep(profile: Path, cached: Path) -> None:

@@ -34,16 +34,19 @@ try:
     launch(load(sys.argv[1]), Path(sys.argv[2]))
 except WindtunnelError as error:
     print(error); sys.exit(error.exit_code)
+except KeyboardInterrupt:
+    sys.exit(130)
 """
 
 
-def _start(run: Run, folder: Path) -> "subprocess.Popen[bytes]":
+def _start(run: Run, folder: Path, **environment: str) -> "subprocess.Popen[bytes]":
     """The launcher in a process of its own; what it prints goes to FOLDER.said."""
     folder.mkdir()
     path = folder.with_suffix(".yaml")
     path.write_text(yaml.safe_dump(plain(run.to_dict())))
     with folder.with_suffix(".said").open("w") as said:
-        return subprocess.Popen([sys.executable, "-c", LAUNCH, str(path), str(folder)], stdout=said, stderr=said)
+        command = [sys.executable, "-c", LAUNCH, str(path), str(folder)]
+        return subprocess.Popen(command, stdout=said, stderr=said, env=os.environ | environment)
 
 
 def _said(folder: Path) -> str:
@@ -92,6 +95,34 @@ def test_a_killed_rank_ends_the_job_and_is_named_with_its_instruction(tmp_path: 
     assert re.search(r"rank 1: step \d+, (F|B|step) [A-Z]+\d[\d.]* \w", said), said
 
 
+@pytest.mark.slow
+def test_a_stopped_rank_is_found_by_its_silence_and_named_with_its_instruction(tmp_path: Path) -> None:
+    """Its peer waits in a collective and beats on; the rank to blame is the silent one."""
+    started = _start(_tiny(100_000, pipeline_parallel=2), tmp_path / "run", WINDTUNNEL_SILENT_S="5")
+    status = tmp_path / "run" / "status" / "rank-1"
+    _until(lambda: status.exists() and read(status)[0] >= 2, started, tmp_path / "run")
+    os.kill(_pid_of_rank(1, tmp_path / "run"), signal.SIGSTOP)
+    stopped = time.monotonic()
+    code = started.wait(80)
+    said = _said(tmp_path / "run")
+    assert code == 1, said
+    assert time.monotonic() - stopped > 5, said
+    assert re.search(r"rank 1 gave no sign of life for \d+ s \(its process was stopped", said), said
+    assert re.search(r"rank 1: step \d+, (F|B|step) [A-Z]+\d[\d.]* \w", said), said
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_every_rank_with_one_line(tmp_path: Path) -> None:
+    """Also while the ranks still import."""
+    started = _start(_tiny(100_000, pipeline_parallel=2), tmp_path / "run")
+    _until(lambda: (tmp_path / "run" / "run.yaml").exists(), started, tmp_path / "run")
+    started.send_signal(signal.SIGINT)
+    assert started.wait(30) == 130
+    assert re.fullmatch(r"(stopped by SIGINT; \S+ holds what was trained|)\n?", _said(tmp_path / "run"))
+    with pytest.raises(AssertionError, match="no process of rank"):
+        _pid_of_rank(0, tmp_path / "run")
+
+
 def test_what_cannot_train_is_refused_before_a_rank_starts(tmp_path: Path) -> None:
     run = make_run(
         LLAMA | {"positions": "alibi"},
@@ -121,7 +152,7 @@ def _pid_of_rank(rank: int, folder: Path) -> int:
             command = (process / "cmdline").read_bytes().decode()
             if (
                 str(folder) in command
-                and "trainer.run" in command
+                and "trainer.rank" in command
                 and f"\0RANK={rank}\0" in "\0" + (process / "environ").read_bytes().decode()
             ):
                 return int(process.name)

@@ -1,7 +1,7 @@
 """Wrong input: a sentence for each problem, exit 2, never a traceback, and the same under --json."""
 
 import gzip
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,24 @@ def test_a_rank_that_does_not_exist(run_file: Call, wt: Call) -> None:
     called = wt("program", run_file(), "--rank", 7)
     assert called.code == 2
     assert "ranks 0 to 1" in called.err
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "-1", "many", "1e999"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("check", "a", "b", "--tolerance"),
+        ("compare", "a", "--top"),
+        ("forecast", "RUN", "--nodes"),
+        ("program", "RUN", "--rank"),
+    ],
+)
+def test_numbers_on_the_command_line_that_are_none(
+    command: Sequence[str], number: str, run_file: Call, wt: Call
+) -> None:
+    called = wt(*(run_file() if word == "RUN" else word for word in command[:-1]), f"{command[-1]}={number}", "--json")
+    assert called.code == 2
+    assert command[-1] in called.json["error"]["problems"][0]
 
 
 @pytest.mark.parametrize("command", ["compare", "check"])
