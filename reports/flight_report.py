@@ -10,7 +10,7 @@ from plan.errors import InputError
 from plan.flops import CONVENTIONS, Convention, hardware_flops_per_step, model_flops_per_step
 from plan.program import StepProgram
 from plan.run import Run
-from reports import coverage
+from reports import coverage, tiles
 from reports.forecast import NOT_MODELLED, Forecast, Memory, Stage, TimeShares, cost_of, steps_of, utilisation
 from reports.unread import unread
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from simulator.memory import StageMemory
 
 GIB = 2.0**30
+BORDERLINE = 0.05
 
 
 def report(
@@ -42,6 +43,7 @@ def report(
     hardware_tflops = hardware_flops_per_step(run, convention) * rate / gpus / 1e12
     peak = peak_tflops(run, profile)
     priced = flight.profile
+    memory = _memory(run, profile, flight)
     steps = steps_of(run.budget.tokens, run.tokens_per_step, run.train.steps)
     return Forecast(
         step_time_s=step,
@@ -56,10 +58,10 @@ def report(
         peak_tflops_per_gpu=peak,
         parameters=run.model.parameters(),
         gpus=gpus,
-        memory=_memory(run, profile, flight),
+        memory=memory,
         time=TimeShares(**flight.breakdown),
         cost=cost_of(step, steps, gpus, run.price_per_gpu_hour),
-        warnings=(*warnings, *_doubts(run, priced, hardware_tflops, peak), *coverage.warnings(program, priced)),
+        warnings=(*warnings, *_doubts(run, priced, memory, hardware_tflops, peak), *_unpriced(run, program, priced)),
         notes=tuple(notes),
         not_modelled=(*NOT_MODELLED, *unread(run)),
         run=run.to_dict(),
@@ -69,9 +71,13 @@ def report(
     )
 
 
-def _doubts(run: Run, profile: Profile, hardware_tflops: float, peak: float | None) -> list[str]:
+def _unpriced(run: Run, program: StepProgram, profile: Profile) -> tuple[str, ...]:
+    return (*coverage.warnings(program, profile), *tiles.warnings(run))
+
+
+def _doubts(run: Run, profile: Profile, memory: Memory, hardware_tflops: float, peak: float | None) -> list[str]:
     """What about these prices cannot be right, or is not what the plan asks for."""
-    found = []
+    found = _borderline(memory)
     if peak is not None and hardware_tflops > peak:
         found.append(
             f"{hardware_tflops:.4g} TFLOP/s a GPU is above the peak of {peak:g} at {run.plan.precision}: profile "
@@ -115,6 +121,15 @@ def _memory(run: Run, profile: Profile, flight: Flight) -> Memory:
         per_stage=tuple(_stage(stage) for stage in stages),
         host_gib=_host_bytes(run, flight) / GIB,
     )
+
+
+def _borderline(memory: Memory) -> list[str]:
+    """A warning when what is spare is less than forecasts of memory are wrong by."""
+    spare = memory.capacity_gib - memory.peak_reserved_gib - memory.context_gib
+    if not memory.fits or spare >= BORDERLINE * memory.capacity_gib:
+        return []
+    share = spare / memory.capacity_gib
+    return [f"memory fits with {share:.1%} of the device to spare: less than {BORDERLINE:.0%} is borderline"]
 
 
 def _stage(stage: StageMemory) -> Stage:

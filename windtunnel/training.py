@@ -33,6 +33,7 @@ def train_command(source: RunSource, target: str | None, as_json: bool) -> int:
         output.note(f"warning: {text}")
     if under_torchrun():
         return _join(run, target)
+    _alone()
     folder = launch(run, _folder(target))
     result = trained(RunFolder.open(folder))
     if as_json:
@@ -40,6 +41,21 @@ def train_command(source: RunSource, target: str | None, as_json: bool) -> int:
     else:
         output.emit(_text(result))
     return 0
+
+
+COUNTS = {"OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpirun", "SLURM_STEP_NUM_TASKS": "srun"}
+"""What other launchers than torchrun say of the processes they started."""
+
+
+def _alone() -> None:
+    """Raises InputError when another launcher started several of this command: each would start a job of its own."""
+    for name, launcher in COUNTS.items():
+        if (count := os.environ.get(name, "1")) not in ("0", "1", ""):
+            raise InputError(
+                f"{launcher} started {count} processes of this command ({name}={count}), and each would train alone:"
+                " RANK, WORLD_SIZE and LOCAL_RANK come from torchrun. Start one `windtunnel train` a machine, or"
+                " torchrun --nnodes N --nproc-per-node G -m windtunnel train RUN --output DIR, one a node"
+            )
 
 
 def under_torchrun() -> bool:

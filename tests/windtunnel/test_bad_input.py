@@ -141,6 +141,18 @@ def test_compare_with_damaged_timelines(content: bytes, tmp_path: Path, wt: Call
     assert "is not a gzipped JSON file" in called.err
 
 
+@pytest.mark.parametrize(("name", "launcher"), [("OMPI_COMM_WORLD_SIZE", "mpirun"), ("SLURM_STEP_NUM_TASKS", "srun")])
+def test_a_launcher_that_is_not_torchrun_is_named(
+    name: str, launcher: str, run_file: Call, wt: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 062: every process would find a world of one."""
+    monkeypatch.setenv(name, "8")
+    called = wt("train", run_file())
+    assert called.code == 2
+    assert f"{launcher} started 8 processes of this command ({name}=8)" in called.err
+    assert "RANK, WORLD_SIZE and LOCAL_RANK come from torchrun" in called.err
+
+
 def test_a_device_that_cannot_be_calibrated(tmp_path: Path, wt: Call) -> None:
     assert "--device tpu: it must be one of cpu, cuda" in wt("calibrate", "--device", "tpu").err
     assert "did you mean 'triton'" in wt("calibrate", "--device", "cuda", "--kernels", "tritn").err

@@ -49,6 +49,16 @@ def test_a_plan_that_does_not_fit_is_exit_1(forecast: Call) -> None:
     assert not forecast("--set", "cluster.gpu_memory_gib=0.0001", "--json").json["memory"]["fits"]
 
 
+def test_less_than_five_percent_to_spare_is_borderline(forecast: Call) -> None:
+    memory = forecast("--json").json["memory"]
+    needed = memory["peak_reserved_gib"] + memory["context_gib"]
+    called = forecast("--json", "--set", f"cluster.gpu_memory_gib={needed * 1.03}")
+    assert called.code == 0
+    assert any("memory fits with 2.9% of the device to spare" in text for text in called.json["warnings"])
+    plenty = forecast("--json", "--set", f"cluster.gpu_memory_gib={needed * 1.1}").json["warnings"]
+    assert not any("borderline" in text for text in plenty)
+
+
 def test_a_forecast_above_the_peak_says_so(forecast: Call) -> None:
     found = forecast("--json", "--set", "cluster.peak_tflops={fp32: 1.0e-9}").json
     assert found["hfu"] > 1
