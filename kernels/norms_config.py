@@ -30,29 +30,26 @@ class BackwardConfig(NamedTuple):
     reload: bool  # weight read again for each row
 
 
-FORWARD_TABLE: list[tuple[int, ForwardConfig]] = [
+_NARROW = [
     (256, ForwardConfig(8, 4)),
     (512, ForwardConfig(4, 4)),
     (1024, ForwardConfig(2, 2, 8, 3, False)),
     (2048, ForwardConfig(1, 4)),
-    (4096, ForwardConfig(1, 8)),
+]
+_LOOPED = [
+    (4096, ForwardConfig(1, 8, loop=2048)),
+    (PERSISTENT_WIDTH + 1, ForwardConfig(1, 16, loop=4096)),
+]
+FORWARD_TABLE: list[tuple[int, ForwardConfig]] = [*_NARROW, *_LOOPED]
+"""A row read twice, the second time from the caches, beats one held in registers from width 4096 on."""
+LAYER_FORWARD_TABLE: list[tuple[int, ForwardConfig]] = [
+    *_NARROW,
+    (4096, ForwardConfig(1, 4)),
     (8192, ForwardConfig(1, 8)),
     (PERSISTENT_WIDTH, ForwardConfig(1, 16)),
     (PERSISTENT_WIDTH + 1, ForwardConfig(1, 8, loop=4096)),
 ]
-PLAIN_FORWARD_TABLE: list[tuple[int, ForwardConfig]] = [
-    *FORWARD_TABLE[:4],
-    (4096, ForwardConfig(2, 16, loop=4096)),
-    (PERSISTENT_WIDTH + 1, ForwardConfig(1, 16, loop=4096)),
-]
-"""RMSNorm without residual and dropout: a row read twice, the second time from the caches, beats one held in
-registers."""
-LAYER_FORWARD_TABLE: list[tuple[int, ForwardConfig]] = [
-    *FORWARD_TABLE[:4],
-    (4096, ForwardConfig(1, 4)),
-    *FORWARD_TABLE[5:],
-]
-"""LayerNorm without residual and dropout."""
+"""LayerNorm, which would read a looped row three times."""
 BACKWARD_TABLE: list[tuple[int, BackwardConfig]] = [
     (256, BackwardConfig(8, 4, 8, 1, False)),
     (512, BackwardConfig(4, 4, 8, 1, False)),

@@ -14,7 +14,6 @@ from kernels.norms_config import (
     FORWARD_TABLE,
     LAYER_FORWARD_TABLE,
     PERSISTENT_WIDTH,
-    PLAIN_FORWARD_TABLE,
     SHARED_BYTES,
     WIDE_BLOCK,
     BackwardConfig,
@@ -55,7 +54,7 @@ def forward_launch(
         "RMS": rms, "HAS_RESIDUAL": has_residual, "HAS_BIAS": has_bias, "HAS_DROPOUT": has_dropout,
         "STORE_STREAM": store, "ROUND": llama,
     }  # fmt: skip
-    table = FORWARD_TABLE if store else PLAIN_FORWARD_TABLE if rms else LAYER_FORWARD_TABLE
+    table = FORWARD_TABLE if rms else LAYER_FORWARD_TABLE
     config = config or by_width(table, width)
     tiles = cdiv(rows, config.rows)
     if config.loop:

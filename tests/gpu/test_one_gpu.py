@@ -117,14 +117,17 @@ def test_every_instruction_is_recorded_once_in_stream_order() -> None:
 
 @pytest.mark.slow
 def test_two_hundred_steps_with_and_without_kernels_give_one_loss_curve() -> None:
-    """The same bf16 run, eager and fused: curves stay together within the noise of bf16 rounding."""
+    """The same bf16 run, eager and fused, stays together as closely as eager and compiled do: those round elsewhere too,
+    and over 200 steps training makes more of any rounding."""
     curves = {}
-    for kernels in ("eager", "triton"):
+    for kernels in ("eager", "compiled", "triton"):
         ready = executor(tiny(MODEL, "cuda", precision="bf16", kernels=kernels), "cuda")
         curves[kernels] = [ready.step(step).loss for step in range(200)]
         ready.close()
-    gaps = [abs(a - b) for a, b in zip(curves["eager"], curves["triton"], strict=True)]
-    print(f"final {curves['eager'][-1]:.4f} {curves['triton'][-1]:.4f}")
-    print(f"gap: median {statistics.median(gaps):.4f}, worst {max(gaps):.4f}")
-    assert statistics.median(gaps) < 0.01
-    assert max(gaps) < 0.08
+    gaps = {name: sorted(abs(a - b) for a, b in zip(curves["eager"], curves[name], strict=True)) for name in curves}
+    for name in curves:
+        print(f"{name}: last {curves[name][-1]:.4f}, gap median {gaps[name][100]:.4f}, worst {gaps[name][-1]:.4f}")
+    for rank in (100, 180, 199):
+        assert gaps["triton"][rank] < 2 * gaps["compiled"][rank] + 0.002
+    ends = {name: statistics.mean(curve[-50:]) for name, curve in curves.items()}
+    assert abs(ends["triton"] - ends["eager"]) < 0.02

@@ -55,9 +55,10 @@ FULL = {"has_residual": True, "has_dropout": True}
 @pytest.mark.parametrize(
     ("name", "stream", "flags"),
     [
-        ("PLAIN_FORWARD_TABLE", "bf16", {}),
+        ("FORWARD_TABLE", "bf16", {}),
         ("FORWARD_TABLE", "fp32", FULL),
         ("LAYER_FORWARD_TABLE", "bf16", {"rms": False, "has_bias": True}),
+        ("LAYER_FORWARD_TABLE", "fp32", FULL | {"rms": False, "has_bias": True}),
     ],
 )
 def test_norm_forward(name, stream, flags):
