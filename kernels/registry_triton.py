@@ -1,7 +1,6 @@
 """The fused kernels of this package under the registry's signatures: what `kernels: triton` binds on CUDA.
 
-Each adapter has its reference's arguments and results. Masks of dropout go to the reference: the fused dropout kernels
-want rows of one sample to follow one another, and a step's rows are in (position, sample) order.
+Each adapter has its reference's arguments and results.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kernels import activations, crossentropy, norms, reference_loss, rotary
+from kernels import activations, crossentropy, norms, reference_loss, residual, rotary
 from kernels.adamw import AdamWStep, adamw_step
 
 Tensor = torch.Tensor
@@ -84,6 +83,12 @@ def gelu_backward(da: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """(du, a)."""
     a = torch.empty_like(da)
     return activations.gelu_backward(da, u, h_out=a)[0], a
+
+
+def bias_grad(d: Tensor, grad: Tensor) -> Tensor:
+    """grad += Σ over rows of d."""
+    residual.residual_backward(d, grad)
+    return grad
 
 
 def rope_forward(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -173,6 +178,9 @@ FUSED: dict[str, Callable[..., Any]] = {
     "swiglu_backward": swiglu_backward,
     "gelu_forward": gelu_forward,
     "gelu_backward": gelu_backward,
+    "add": residual.residual_forward,
+    "add_backward": residual.residual_backward,
+    "bias_grad": bias_grad,
     "rope_forward": rope_forward,
     "rope_backward": rope_backward,
     "ce_max": ce_max,

@@ -117,8 +117,8 @@ def test_every_instruction_is_recorded_once_in_stream_order() -> None:
 
 @pytest.mark.slow
 def test_two_hundred_steps_with_and_without_kernels_give_one_loss_curve() -> None:
-    """The same bf16 run, eager and fused, stays together as closely as eager and compiled do: those round elsewhere too,
-    and over 200 steps training makes more of any rounding."""
+    """The same bf16 run, eager and fused, stays together as closely as eager and compiled do: those round differently
+    too, and over 200 steps training makes more of any rounding."""
     curves = {}
     for kernels in ("eager", "compiled", "triton"):
         ready = executor(tiny(MODEL, "cuda", precision="bf16", kernels=kernels), "cuda")

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from kernels import activations, rotary
+from kernels import activations, reference_layer, residual, rotary
+from kernels.random import Dropout
+from kernels.reference_layer import Mask
 from tests.kernels.fidelity import DEVICE, assert_faithful, randn
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -53,6 +55,30 @@ def test_gelu(approximate, dtype, has_bias):
         main = torch.ones_like(db)
         assert activations.gelu_backward(dh, x, bias, approximate=approximate, bias_grad=main)[1] is main
         torch.testing.assert_close(main, db + 1)
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize(("has_bias", "p"), [(True, 0.0), (False, 0.3), (True, 0.3)])
+def test_residual(dtype, has_bias, p):
+    rows, width = 19, 1100
+    stream, z, d = (randn(rows, width, dtype=dtype, seed=seed) for seed in range(3))
+    bias = randn(width, dtype=dtype, seed=3) if has_bias else None
+    tokens = torch.arange(rows, device=DEVICE).flip(0)[:, None] * 7 + 2**33  # any tokens, beyond 32 bits
+    dropout = Dropout.at(p, seed=1, step=2, layer=3, site=4)
+    mask = Mask(dropout, tokens, torch.arange(5, 5 + width, device=DEVICE)) if p else None
+    wide = None if bias is None else bias.double()
+    exact = reference_layer.add(stream.double(), z.double(), wide, mask)
+    low = reference_layer.add(stream, z, bias, mask)
+    assert_faithful(residual.residual_forward(stream, z, bias, mask), low, exact, "out")
+    grads = [torch.full((width,), 0.5, dtype=t, device=DEVICE) for t in (FP32, FP32, torch.float64)]
+    given = [g if has_bias else None for g in grads]
+    exact = reference_layer.add_backward(d.double(), given[2], mask)
+    low = reference_layer.add_backward(d, given[1], mask)
+    ours = residual.residual_backward(d, given[0], mask)
+    assert (ours is d) == (mask is None)
+    assert_faithful(ours, low, exact, "dz")
+    if has_bias:
+        assert_faithful(grads[0], grads[1], grads[2], "bias gradient")
 
 
 def test_saturated_gates_are_finite():

@@ -134,6 +134,17 @@ def test_activations():
         check(a.gelu_backward_kernel, bf16, flags | {"ROWS": 2, "HAS_H": True}, a.WARPS)
 
 
+def test_residual():
+    from kernels import residual as r
+
+    types = dict.fromkeys(("residual", "z", "bias", "out", "d", "dz"), "bf16") | dict.fromkeys(
+        ("token", "element"), "i64"
+    )
+    flags = {"HAS_BIAS": True, "HAS_DROPOUT": True, "BLOCK": r.BLOCK}
+    check(r.residual_forward_kernel, types, flags, r.WARPS)
+    check(r.residual_backward_kernel, types, flags | {"ROWS": 2}, r.WARPS)
+
+
 @pytest.mark.parametrize("dim", [64, 128])
 def test_rotary(dim):
     from kernels import rotary

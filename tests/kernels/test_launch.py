@@ -118,9 +118,10 @@ def test_every_kernel_takes_pointers_then_numbers_then_constants():
     pytest.importorskip("triton")
     import importlib
 
-    modules = (
-        "norms_kernels norms_wide activations_kernels rotary crossentropy_kernels adamw onebit checksum delta".split()
+    names = (
+        "norms_kernels norms_wide activations_kernels residual rotary crossentropy_kernels adamw onebit checksum delta"
     )
+    modules = names.split()
     kernels = {
         name: value
         for module in modules
