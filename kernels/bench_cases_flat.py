@@ -1,3 +1,4 @@
+# ruff: noqa: B023  (as in bench_cases.py)
 """Cases of `kernels.bench` beyond the pointwise ones: optimizer, losses, flat buffers, attention."""
 
 from __future__ import annotations

@@ -132,8 +132,8 @@ def norm_backward(
     numbers = *strides, rows, width, *dropout.numbers
     start(launcher, launch.kernel, launch.grid, tensors if wide else (*tensors, dw, db), numbers, launch.constants)
     if columns is not None:
-        grid, numbers = (cdiv(width, 256), partials), (*strides[:2], rows, width)
-        start(launcher, norm_columns_kernel, grid, (flat_dy, flat_stream, centre, rstd, dw, db), numbers, columns)
+        grid, shape = (cdiv(width, 256), partials), (*strides[:2], rows, width)
+        start(launcher, norm_columns_kernel, grid, (flat_dy, flat_stream, centre, rstd, dw, db), shape, columns)
     if stream.dim() != 2:
         dresidual, dx = dresidual.view(stream.shape), dx.view(stream.shape)
     return (

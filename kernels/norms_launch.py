@@ -50,7 +50,7 @@ def forward_launch(
 ) -> Launch:
     """The launch of a forward over (rows, width); rows > 0."""
     store = has_residual or has_dropout
-    flags = {
+    flags: dict[str, Any] = {
         "RMS": rms, "HAS_RESIDUAL": has_residual, "HAS_BIAS": has_bias, "HAS_DROPOUT": has_dropout,
         "STORE_STREAM": store, "ROUND": llama,
     }  # fmt: skip

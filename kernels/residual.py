@@ -102,11 +102,11 @@ def residual_forward(
     rows, width = flat.shape
     out = new_rows(flat, residual.dtype)
     if out.numel():
-        tokens, elements, numbers = _mask_arguments(mask, z)
+        tokens, elements, random = _mask_arguments(mask, z)
         tensors = flat, branch, z if bias is None else bias, tokens, elements, out
         constants = {"HAS_BIAS": bias is not None, "HAS_DROPOUT": mask is not None, "BLOCK": BLOCK, "num_warps": WARPS}
         grid = (rows * cdiv(width, BLOCK),)
-        numbers = flat.stride(0), branch.stride(0), width, *numbers
+        numbers = flat.stride(0), branch.stride(0), width, *random
         start(launcher, residual_forward_kernel, grid, tensors, numbers, constants)
     return out
 
@@ -125,8 +125,8 @@ def residual_backward(
     dz = flat if mask is None else new_rows(flat, d.dtype)
     grid, constants = _backward_launch(launcher, rows, width, bias_grad is not None, mask is not None, d.device)
     partial = dz if bias_grad is None else d.new_empty((grid[1], width), dtype=torch.float32)
-    tokens, elements, numbers = _mask_arguments(mask, d)
-    tensors, numbers = (flat, tokens, elements, dz, partial), (flat.stride(0), rows, width, *numbers)
+    tokens, elements, random = _mask_arguments(mask, d)
+    tensors, numbers = (flat, tokens, elements, dz, partial), (flat.stride(0), rows, width, *random)
     start(launcher, residual_backward_kernel, grid, tensors, numbers, constants)
     if bias_grad is not None:
         sum_partials(partial, bias_grad, launcher)
