@@ -1,4 +1,4 @@
-"""Finds the training command in an evaluated script: its flags, and what it says about the size of the job.
+"""Finds the training command in an evaluated script and its flags (what it says about size is `launch_size`).
 
 A launch is a command that runs a Python file (or anything followed by model flags) under torchrun, deepspeed, srun,
 mpirun, accelerate or python. Where a script only builds argument variables and starts nothing, the variables that
@@ -13,8 +13,6 @@ from plan.importers.flags import TRANSLATED
 from plan.importers.ledger import Ledger
 from plan.importers.script import Command, Script
 from plan.importers.shell import PRINTERS
-from plan.importers.slurm import slurm_options
-from plan.importers.world import Quantity, Statement
 
 MODEL_FLAGS = (
     "--num-layers",
@@ -24,33 +22,6 @@ MODEL_FLAGS = (
     "--micro-batch-size",
     "--model-parallel-size",
 )
-SIZE_VARIABLES: dict[str, Quantity] = {
-    "NNODES": "nodes",
-    "NUM_NODES": "nodes",
-    "N_NODES": "nodes",
-    "NODES": "nodes",
-    "NUM_WORKERS": "nodes",
-    "GPUS_PER_NODE": "gpus_per_node",
-    "GPUS_PER_WORKER": "gpus_per_node",
-    "NPROC_PER_NODE": "gpus_per_node",
-    "N_GPUS_PER_NODE": "gpus_per_node",
-    "NUM_GPUS_PER_NODE": "gpus_per_node",
-    "NUM_GPUS_PER_WORKER": "gpus_per_node",
-    "GPN": "gpus_per_node",
-    "WORLD_SIZE": "gpus",
-    "NUM_GPUS": "gpus",
-    "N_GPUS": "gpus",
-    "TOTAL_GPUS": "gpus",
-}
-LAUNCHER_OPTIONS: dict[str, dict[str, Quantity]] = {
-    "torchrun": {"--nnodes": "nodes", "--nproc_per_node": "gpus_per_node", "--nproc-per-node": "gpus_per_node"},
-    "deepspeed": {"--num_nodes": "nodes", "--num_gpus": "gpus_per_node"},
-    "accelerate": {"--num_machines": "nodes", "--num_processes": "gpus"},
-    "srun": {"--nodes": "nodes", "-N": "nodes", "--gpus-per-node": "gpus_per_node"},
-    "mpirun": {"--npernode": "gpus_per_node", "-npernode": "gpus_per_node"},
-}
-TASKS = {"srun": ("--ntasks", "-n"), "mpirun": ("-np", "-n", "--np")}
-"""Options that count processes: GPUs when they start Python directly, nodes when they start another launcher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +53,7 @@ def find_launch(script: Script, ledger: Ledger) -> Launch | None:
     if candidates:
         command = next((each for each in reversed(candidates) if not each.condition), candidates[-1])
         launchers = {each.words: each for each in candidates}
-        if len(launchers) > 1:
+        if len({each.line for each in launchers.values()}) > 1:
             ledger.warn(
                 f"lines {_lines(list(launchers.values()))} start the same training under different launchers: line"
                 f" {command.line} is taken"
@@ -181,78 +152,3 @@ def _words(value: str | list[str]) -> list[str]:
 
 def _holds_flags(words: list[str]) -> bool:
     return any(re.match(r"--[A-Za-z]", word) for word in words)
-
-
-def size_statements(script: Script, launch: Launch | None, sized: bool, ledger: Ledger) -> list[Statement]:
-    """Everything in the script that says how many nodes and GPUs run. `sized`: the user says how many nodes anyway."""
-    found: list[Statement] = []
-
-    def add(quantity: Quantity, text: str, where: str) -> None:
-        if reasons := script.expander.why(text):
-            needed = quantity != "gpus_per_node" and not where.startswith("variable")
-            if needed and not sized:
-                ledger.problem(
-                    f"{where} is {script.expander.show(text)}, whose value is unknown: {reasons[0].sentence()}; define"
-                    " it in the script, or give --nodes N"
-                )
-            return
-        if ":" in text and quantity == "nodes":
-            ledger.problem(f"{where} {text} is an elastic range; give one number of nodes with --nodes")
-        elif text.isdigit() and int(text) > 0:
-            found.append(Statement(quantity, int(text), where))
-
-    nested = launch is not None and any(
-        _name(word) in ("torchrun", "deepspeed", "accelerate") or word.startswith("torch.distributed")
-        for word in launch.launcher
-    )
-    for option, value in slurm_options(script.text):
-        if option == "--nodes":
-            add("nodes", value.split("-")[0], "#SBATCH --nodes")
-        elif option in ("--gres", "--gpus-per-node") and (option != "--gres" or value.startswith("gpu")):
-            add("gpus_per_node", value.split(":")[-1], f"#SBATCH {option}")
-        elif option == "--gpus":
-            add("gpus", value.split(":")[-1], "#SBATCH --gpus")
-    for name, option, value in _launcher_options(launch):
-        quantity = LAUNCHER_OPTIONS[name].get(option) or ("nodes" if nested else "gpus")
-        add(quantity, value, f"{name} {option}")
-    for variable, quantity in SIZE_VARIABLES.items():
-        text = script.expander.variables.get(variable)
-        if isinstance(text, str):
-            add(quantity, text, f"variable {variable}")
-    return found
-
-
-def _name(word: str) -> str:
-    return word.rsplit("/", 1)[-1]
-
-
-def _launcher_options(launch: Launch | None) -> list[tuple[str, str, str]]:
-    """(launcher, option, value) for each size option before the program."""
-    found: list[tuple[str, str, str]] = []
-    current = ""
-    words = list(launch.launcher) if launch else []
-    for number, word in enumerate(words):
-        name = "torchrun" if word in ("torch.distributed.run", "torch.distributed.launch") else _name(word)
-        if name in LAUNCHER_OPTIONS or name == "mpiexec":
-            current = "mpirun" if name == "mpiexec" else name
-            continue
-        option, equals, value = word.partition("=")
-        if current and (option in LAUNCHER_OPTIONS[current] or option in TASKS.get(current, ())):
-            found.append((current, option, value if equals else (words[number + 1] if number + 1 < len(words) else "")))
-    return found
-
-
-GPU_NAMES = (("h200", "dgx-h200"), ("h100", "dgx-h100"), ("a100", "dgx-a100-80gb"))
-
-
-def cluster_hints(script: Script, ledger: Ledger) -> dict[str, object]:
-    """A cluster preset from the SLURM header's GPU type (`--gres=gpu:a100:8`, `--constraint=h100`)."""
-    for option, value in slurm_options(script.text):
-        if option not in ("--gres", "--gpus-per-node", "--gpus", "--constraint"):
-            continue
-        for gpu, preset in GPU_NAMES:
-            if gpu in value.lower():
-                preset = "dgx-a100-40gb" if gpu == "a100" and re.search(r"40\s*g", value.lower()) else preset
-                ledger.warn(f"#SBATCH {option}={value} is read as nodes like {preset}; use --cluster to say otherwise")
-                return {"preset": preset}
-    return {}

@@ -17,7 +17,8 @@ from plan import presets
 from plan.files import parse_yaml
 from plan.importers import deepspeed
 from plan.importers.arguments import Arguments
-from plan.importers.launch import Launch, cluster_hints, find_launch, size_statements
+from plan.importers.launch import Launch, find_launch
+from plan.importers.launch_size import cluster_hints, size_statements
 from plan.importers.ledger import Ledger, set_path
 from plan.importers.megatron_deepspeed import lay_deepspeed
 from plan.importers.megatron_model import model_section

@@ -95,7 +95,10 @@ def _config(script: Script, name: str | None, folder: Path, ledger: Ledger) -> d
     for path in (folder / shown, folder / Path(shown).name):
         if path.is_file():
             return deepspeed.read(path.read_text(encoding="utf-8"), shown)
-    ledger.warn(f"{shown} is neither written by the script nor beside it: ZeRO settings come from the flags only")
+    ledger.warn(
+        f"{shown} is neither written by the script nor beside it: ZeRO settings come from the flags only, and without"
+        " --zero-stage that is stage 1"
+    )
     return None
 
 

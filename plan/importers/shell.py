@@ -20,6 +20,7 @@ from plan.errors import InputError
 from plan.importers import shell_tree as tree
 from plan.importers.script import Command, Script
 from plan.importers.shell_assign import assigned, counted
+from plan.importers.shell_builtins import exported, options, shift, unread
 from plan.importers.shell_expand import Value
 from plan.importers.shell_files import found, heredoc, piped, written
 from plan.importers.shell_parse import DECLARATIONS, parse
@@ -40,6 +41,7 @@ def read_script(text: str, variables: Mapping[str, str] | None = None, path: Pat
     """
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     script = Script(text, path.parent if path else None)
+    script.expander.file = lambda name: found(script, name)
     script.expander.name = f"./{path.name if path else 'script.sh'}"
     script.expander.variables |= slurm_variables(text)
     script.expander.variables |= dict(variables or {})
@@ -213,6 +215,7 @@ class _Walk:
         if not node.words or (words and words[0] in DECLARATIONS):
             for assign in node.assigns:
                 assigned(self.script, assign)
+            exported(self.script, words[1:], node.line)
         written(self.script, node, words)
         if self._is_test(node):
             return truth(node.words, self.expander, double=node.words[0] == "[[")
@@ -242,16 +245,22 @@ class _Walk:
         elif name == "read" and node.heredocs:  # read -r -d '' ARGUMENTS <<EOF
             self.expander.variables[words[-1]] = heredoc(self.script, node.heredocs[0]).strip()
         elif name == "set":
-            self.options(words[1:])
+            options(self.script, words[1:])
         elif name == "let":
             for word in words[1:]:
                 self.arithmetic(tree.Arithmetic(line, word))
+        elif name == "shift":
+            shift(self.script, int(words[1]) if words[1:2] and words[1].isdigit() else 1)
+        elif name in ("readarray", "mapfile") and len(words) > 1:
+            source = next((self.expander.text(target) for operator, target in node.redirects if operator == "<"), "")
+            text = found(self.script, source)
+            unknown = self.expander.opaque("command", f"{name} < {self.expander.show(source)}")
+            self.expander.variables[words[-1]] = unknown if text is None else text.splitlines()
         elif name == "read":
             for word in words[1:]:
                 if word.isidentifier():
                     self.expander.variables[word] = self.expander.opaque("command", "read")
         elif name in DECLARATIONS or name in (
-            "shift",
             "cd",
             "exit",
             "return",
@@ -262,22 +271,12 @@ class _Walk:
             "umask",
         ):
             return True
+        elif node.heredocs and words[-1] in SHELLS:  # srun bash <<EOF
+            self.record([*words, "-c", heredoc(self.script, node.heredocs[0])], line)
         else:
             self.record(words, line)
             return None if name in ("command", "which", "type", "grep", "hash", "nvidia-smi") else True
         return True
-
-    def options(self, words: list[str]) -> None:
-        """`set -u`, `set +u`, `set -euo pipefail`, `set -o nounset`, and the arguments of `set -- a b`."""
-        if "--" in words:
-            place = words.index("--")
-            self.expander.variables |= {"@": words[place + 1 :]}
-            self.expander.variables |= {str(i): word for i, word in enumerate(words[place + 1 :], 1)}
-            words = words[:place]
-        for number, word in enumerate(words):
-            named = word in ("-o", "+o") and words[number + 1 : number + 2] == ["nounset"]
-            if named or (word[:1] in ("-", "+") and "u" in word):
-                self.expander.nounset = word[0] == "-"
 
     def source(self, words: list[str], line: int) -> None:
         """A file beside the script is read; of another, only what it is used for can be said."""
@@ -289,14 +288,12 @@ class _Walk:
             self.script.warnings.append(f"line {line}: {shown} is read beside the script")
             self.nested(text, line)
         else:
-            self.script.warnings.append(
-                f"line {line} sources {shown}, which is not found beside the script: what it defines is unknown, and"
-                " what was defined before is taken as it was"
-            )
-            self.expander.unread = f"line {line} sources {shown}, which is not read"
+            unread(self.script, line, f"sources {shown}")
 
     def record(self, words: list[str], line: int) -> None:
-        """Record a command; a nested `bash -c "…"` is evaluated and its prefix kept as the launcher."""
+        """Record a command; a nested `bash -c "…"` or `ssh host "…"` is evaluated, its prefix kept as the launcher."""
+        if words[0] in ("ssh", "pdsh", "clush") and len(words) > 2 and " " in words[-1]:
+            words = [*words[:-1], "bash", "-c", words[-1]]
         place = next(
             (i for i, word in enumerate(words[:-1]) if word in SHELLS and words[i + 1] in ("-c", "-lc", "-ec", "-xc")),
             None,

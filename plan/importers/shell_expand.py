@@ -7,43 +7,21 @@ the user. Nothing is ever executed.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
 
 from plan.errors import InputError
 from plan.importers.shell_arithmetic import evaluate
+from plan.importers.shell_opaque import OPAQUE, Kind, Opaque, shown
 from plan.importers.shell_operate import operate
 from plan.importers.shell_substitute import substitute
 
 Value = str | list[str]
-Kind = Literal["undefined", "positional", "command", "condition", "unsupported"]
-OPAQUE = re.compile("\ue000(\\d+)\ue001")
 SHELL_OWN = frozenset({"RANDOM", "SECONDS", "HOSTNAME", "PWD", "HOME", "USER", "UID", "PPID"})
 """Variables the shell itself sets: known to exist, not known in value."""
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 MAXIMUM_LENGTH = 1_000_000
 NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
-
-
-@dataclass(frozen=True, slots=True)
-class Opaque:
-    """Why a value is unknown: `detail` names the variable, command or condition."""
-
-    kind: Kind
-    detail: str
-    beside: str = ""
-    """What else to know: the sourced file that may define it."""
-
-    def sentence(self) -> str:
-        """The reason, to follow "… is unknown: "."""
-        return {
-            "undefined": f"the variable {self.detail} is not defined in the script"
-            + (f" ({self.beside})" if self.beside else ""),
-            "positional": f"it comes from the script's argument {self.detail}",
-            "command": f"it is the output of the command {self.detail}, which is not executed",
-            "condition": f"it depends on {self.detail}",
-            "unsupported": f"the expansion {self.detail} is not supported",
-        }[self.kind]
 
 
 @dataclass(slots=True)
@@ -62,6 +40,8 @@ class Expander:
     """Whether `set -u` is on."""
     unread: str = ""
     """A sourced file that nobody could read, as a sentence: what it defines is unknown."""
+    file: Callable[[str], str | None] = lambda name: None
+    """The text of a file by the name the script uses, where it is known."""
     name: str = "./script.sh"
     """What `$0` is: the script, seen from its folder."""
 
@@ -78,7 +58,7 @@ class Expander:
 
     def show(self, text: str) -> str:
         """The string as a user may read it: unknown parts as `$NAME` or `<command>`."""
-        return OPAQUE.sub(lambda m: _shown(self.opaques[int(m.group(1))]), text)
+        return OPAQUE.sub(lambda m: shown(self.opaques[int(m.group(1))]), text)
 
     def text(self, raw: str) -> str:
         """Expand to one string, without word splitting (assignments, heredocs, case words)."""
@@ -137,10 +117,6 @@ class Expander:
             return next(iter(OPAQUE.finditer(text))).group(0)
         result = evaluate(text, lookup)
         return names[0] if names else str(result)
-
-
-def _shown(entry: Opaque) -> str:
-    return entry.detail if entry.kind in ("undefined", "positional") else f"<{entry.detail}>"
 
 
 class _Walk:

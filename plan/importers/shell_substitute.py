@@ -1,6 +1,6 @@
-"""Command substitutions whose output can be known without running them: `pwd`, `echo`, `expr`, and the commands that
-take a path apart. `$0` is the script seen from its own folder, so `$(dirname "$0")` is `.` and `$(cd … && pwd)` the
-path.
+"""Command substitutions whose output can be known without running them: `pwd`, `echo`, `expr`, `cat` of a file beside
+the script, and the commands that take a path apart. `$0` is the script seen from its own folder, so `$(dirname "$0")`
+is `.` and `$(cd … && pwd)` the path.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ CHANGE_AND_TELL = re.compile(
     r"\s*cd\s+(?:-P\s+)?(?:--\s+)?(\$\([^()]*\)|\S+|\"[^\"]*\"|\"\$\(.*\)\")\s*(?:[12&]?>\S*\s*)*(?:&&|;)\s*pwd(?:\s+-P)?\s*$"
 )
 OF_A_PATH = re.compile(r"\s*(dirname|basename|realpath|readlink\s+-\w+)\s+(?:--\s+)?(\S.*?)\s*$")
+OF_A_FILE = re.compile(r"\s*(?:cat\s+([^\s|<>;&]+)|<\s*([^\s|<>;&]+))\s*(\|\s*xargs)?\s*$")
 
 
 def substitute(owner: Expander, command: str) -> Value:
@@ -25,6 +26,10 @@ def substitute(owner: Expander, command: str) -> Value:
         return "."
     if (path := _path(owner, command)) is not None:
         return path
+    if match := OF_A_FILE.match(command):
+        text = owner.file(owner.text(match.group(1) or match.group(2)))
+        if text is not None:
+            return " ".join(text.split()) if match.group(3) else text.rstrip("\n")
     if words[:1] == ["echo"] and not any(sign in command for sign in "|;&<>"):
         return " ".join(" ".join(owner.fields(word)) for word in words[1:] if word != "-n")
     if words[:1] == ["expr"]:

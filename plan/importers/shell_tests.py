@@ -10,7 +10,8 @@ nobody could read. Tests of files and of command output are unknown.
 
 import fnmatch
 
-from plan.importers.shell_expand import OPAQUE, Expander
+from plan.importers.shell_expand import Expander
+from plan.importers.shell_opaque import OPAQUE
 
 FILE_TESTS = frozenset("-f -d -e -s -r -w -x -L -h -p -S -nt -ot -t -v -o".split())
 INTEGER_TESTS = {

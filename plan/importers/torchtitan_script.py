@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from plan.importers.arguments import is_flag
-from plan.importers.launch import Launch, size_statements
+from plan.importers.launch import Launch
+from plan.importers.launch_size import size_statements
 from plan.importers.ledger import Ledger, as_number
 from plan.importers.script import Command, Script
 from plan.importers.torchtitan import flatten

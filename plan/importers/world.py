@@ -115,6 +115,8 @@ def cluster_section(
         known = ", ".join(name for name in presets.names("clusters") if name != "cpu")
         ledger.problem(f"nothing says which GPUs run this: give --cluster PRESET --nodes N (presets: {known})")
         return section, World(count, per_node, gpus, world.where)
+    if count is None and gpus is None and world == World():
+        ledger.warn(f"nothing says how many nodes run this: one of {per_node} GPUs is taken; give --nodes N")
     count = count or (None if gpus else _whole(preset.get("nodes")) or 1)
     return section, World(count, per_node, gpus, world.where or ("--cluster" if cluster is not None else ""))
 
