@@ -94,6 +94,7 @@ def _device() -> dict[str, Any]:
             "units": torch.cuda.get_device_properties(device).multi_processor_count,
         },
         "probe": cuda_bench.machine_probe(),
+        "sustained": measured.sustained(cuda_bench.sustained_gemm(), measured.SOURCE),
         "copies": [
             {"source": measured.SOURCE, "kind": kind, "launch_s": launch, "bytes_per_s": rate}
             for kind, launch, rate in cuda_bench.copies()

@@ -102,6 +102,7 @@ class CollectiveTable:
     sigma: float
     delay_s: float = 0.0
     delay_beside_s: float = 0.0
+    source: str = ""
 
     def cost(self, op: str, bytes_: int, ranks: int) -> CommCost:
         """This table's answer for `op` on `ranks`: the same link bandwidth, the latencies and wire bytes of the asked
@@ -127,6 +128,7 @@ class Network:
     pair_nics: float
     reference: Wires
     sigma: float
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,13 @@ class Fabric:
         if geometry.nodes <= 1 or self.network is None:
             return self._inside(op, bytes_, dtype, geometry, geometry.ranks)
         return self._across(self.network, op, bytes_, dtype, geometry, algorithm)
+
+    def doubt(self, op: str, dtype: str, geometry: Geometry) -> tuple[str, float]:
+        """(source, relative standard deviation) of what prices `op` on a group."""
+        if geometry.nodes > 1 and self.network is not None:
+            return self.network.source, self.network.sigma
+        table = self.table(op, dtype, geometry.ranks)
+        return ("", 0.0) if table is None else (table.source, table.sigma)
 
     def table(self, op: str, dtype: str, ranks: int) -> CollectiveTable | None:
         """The nearest table: same operation first, then a ring of the same kind; same dtype first; nearest number of

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from calibration.microbench import KernelPoint
+from calibration.microbench import KernelPoint, apart
 from calibration.timing import Timed
 from kernels import registry, timing
 from plan.errors import InputError
@@ -53,7 +53,7 @@ def measure(
 
 def _timed(call: KernelCall, ops: SimpleNamespace, device: torch.device, budget_ms: float) -> Timed:
     generator = torch.Generator(device).manual_seed(0)
-    inputs = registry.OPERATIONS[call.op].make_inputs(call, device, generator)
+    inputs = apart(registry.OPERATIONS[call.op].make_inputs(call, device, generator))
     with torch.no_grad():
         found = timing.kernel_ms(lambda: registry.run_call(call, inputs, ops), budget_ms=budget_ms)
     spread = (found.p80_ms - found.p20_ms) / 2 / found.p50_ms
@@ -124,6 +124,24 @@ def context_bytes() -> int:
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     return int(total - free - torch.cuda.memory_reserved())
+
+
+def sustained_gemm(seconds: float = 4.0) -> float:
+    """How many times longer an 8192-cubed bf16 product takes at the end of `seconds` of nothing else than in the short
+    runs that kernels are timed in: the clocks of a device at its power limit."""
+    device = require_gpu()
+    a = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
+    out = torch.empty_like(a)
+    short_s = timing.kernel_ms(lambda: torch.mm(a, a, out=out), budget_ms=25.0).p50_ms * 1e-3
+    many = max(8, int(seconds / short_s))
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+    for index in range(many):
+        if index == many * 3 // 4:
+            marks[0].record()
+        torch.mm(a, a, out=out)
+    marks[1].record()
+    torch.cuda.synchronize(device)
+    return float(marks[0].elapsed_time(marks[1]) * 1e-3 / (many - many * 3 // 4) / short_s)
 
 
 def machine_probe() -> dict[str, float]:

@@ -13,10 +13,11 @@ except one factor that is named (unfused softmax).
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from calibration import fit_links, published, schema
+from calibration import fit_links, honesty, measured, published, schema
 from calibration import fit_sections as parts
 from calibration.fit_kernels import Chip, backward_ratio, fit_attention, fit_gemm, tile_form
 from calibration.fit_links import Section, rounded
@@ -36,7 +37,9 @@ TEXTS = {
     "a100 network": "rings over 4 and 8 NICs of 200 Gb/s; latency of a tree level from the H100 scans",
     "a100 copies": "nvbandwidth; its device-to-host rate (nccl-0648, 6.3 GB/s) is anomalous: one rate for both ways",
     "hopper gemm": "launch and prologue from fp8 rows on H100-SXM (half the depth in bf16), small tiles as on A100; "
-    "rate: 8192 cubed sustained on one H200, torch 2.11",
+    "rate: 8192 cubed on one H200, torch 2.11",
+    "h100 points": ". Points: bf16 on one H200 (calibration/measured/h200-points.json), the same chip, clocks and "
+    "power limit with faster memory, where the product is bound by arithmetic on both",
     "h100 attention": "causal rows of the FlashAttention-2 and -3 figures; backward / forward rate from one H200",
     "h200 attention": "causal rates on one H200, torch 2.11, at 2k, 8k, 32k; narrow heads from the H100 figures",
     "hopper network": "efficiency: peak of large messages over 8 NICs of 400 Gb/s; tree: all-reduce on 32 to 8192 "
@@ -47,8 +50,14 @@ TEXTS = {
     "runs.csv: no microbenchmark, and not separable there from slower score GEMMs",
     "eager": "bytes moved and kernels launched by the torch references (calibration.traffic) at the share of the copy "
     "bandwidth and the launch time of the other operators",
-    "host": "at most the launch term of timings on H100 (6.6 µs)",
-    "host measured": "launches on the virtual machine of one H200",
+    "lines": "lines through points of one H200 (calibration/measured/h200-points.json), by the ratio of copy "
+    "bandwidths",
+    "host": "at most the launch term of timings on H100 (6.6 µs); sigma: log of its ratio to 12.6 µs, a launch through "
+    "Python on the virtual machine of one H200",
+    "host measured": "launches through Python on the virtual machine of one H200 (12.6 µs); sigma: log of its ratio to "
+    "6.6 µs, the launch term of timings on H100",
+    "sustained": "8192 cubed in bf16 on one H200, torch 2.11: short runs and a long one, which meets the power limit; "
+    "the 700 W of both cards",
     "wide": "fp32 (not tf32) and fp64 products: the bf16 form at the ratio of the data sheet's dense peaks",
     "context": "device memory one process held outside the allocator on an H200 (torch 2.11; no communicators)",
     "host optimizer": "ZeRO-Offload against ZeRO-2 of Qwen2.5-1.5B on two A100 of a host with 2 x EPYC 7742, cores "
@@ -100,7 +109,7 @@ def a100() -> Section:
             ids += parts.REDUCE_A100_ENDS
         tables.append(fit_links.table(published.collective_rows(ids), "reduce", step_s, 0.10))
     network = _network(sum(nic) / len(nic), tree, (3e11, 2.5e10))
-    return _profile(
+    return _doubted(_profile(
         "a100-80gb", memory, sources, copies,
         gemm=parts.gemm_sections(chip, terms | card.values, accumulate, card.sigma, "gemm", rows),
         attention=parts.attention_sections(chip, flash, back, "*", "attention"),
@@ -108,7 +117,7 @@ def a100() -> Section:
         network=network,
         copies=_copies(26.28e9, 26.28e9),
         host_optimizer={"source": "host-optimizer", "sigma": 0.2, "bytes_per_s": rounded(host_optimizer_bytes_per_s())},
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def host_optimizer_bytes_per_s() -> float:
@@ -121,7 +130,8 @@ def host_optimizer_bytes_per_s() -> float:
 
 def hopper_gemm(memory: float) -> tuple[Chip, dict[str, float], Fit, float]:
     """(chip, terms, fit on fp8 rows, sustained share). bf16 takes the seconds of the fp8 prologue, so half its depth,
-    and the rate of a long run: 663 of the 762 TFLOP/s that a short one reaches on 8192 cubed (power)."""
+    and the rate of a short run, 762 TFLOP/s on 8192 cubed; a long one reaches 663 (power), which is the profile's
+    `sustained` factor."""
     chip = replace(parts.H100, memory_bytes_per_s=memory)
     shapes, _ = parts.shape_terms()
     fp8 = replace(chip, peak_flops_per_s=2 * chip.peak_flops_per_s)
@@ -133,7 +143,7 @@ def hopper_gemm(memory: float) -> tuple[Chip, dict[str, float], Fit, float]:
     form = tile_form(chip, **terms)
     work = 2.0 * 8192**3
     loop_s = form.seconds(6.0 * 8192**2, 1, 8192, 8192, 8192) - form.launch_s
-    terms["efficiency"] = loop_s / (work / parts.H200_GEMM_SUSTAINED - form.launch_s)
+    terms["efficiency"] = loop_s / (work / parts.H200_GEMM_8192 - form.launch_s)
     return chip, terms, fit, sustained
 
 
@@ -161,18 +171,25 @@ def _hopper(name: str, memory: float, copies: list[str], memory_text: str) -> Se
             fit.values["narrow_d"] = {"flash": flash2, "cudnn": flash3}[variant].values["narrow_d"]
     tables = _hopper_tables(name)
     tree = fit_links.fit_tree(parts.TREE, parts.H100_NODE_BYTES_PER_S, parts.H100_LATENCY_S)
-    kind = "published" if name == "h100" else "measured"
+    origin = "published" if name == "h100" else "measured"
     rows_8 = between("nccl-0004", "nccl-0032") if name == "h100" else between("nccl-0169", "nccl-0188")
     copy_rows = ["nccl-0650", "nccl-0651"] if name == "h100" else ["nccl-0238", "nccl-0239"]
-    extra = {"sustained_over_short": sustained, "efficiency_bf16": terms["efficiency"]}
+    extra = {"efficiency_bf16": terms["efficiency"]}
     sources = {
-        "gemm": parts.source("derived", TEXTS["hopper gemm"], parts.H100_FP8, fp8, **extra),
+        "gemm": parts.source(
+            "derived",
+            TEXTS["hopper gemm"] + (TEXTS["h100 points"] if name == "h100" else ""),
+            parts.H100_FP8,
+            fp8,
+            **extra,
+        ),
         "attention": parts.source(
-            kind, TEXTS[f"{name} attention"], parts.FLASH2_H100, fits_["flash"], back=back["flash"]
+            origin, TEXTS[f"{name} attention"], parts.FLASH2_H100, fits_["flash"], back=back["flash"]
         ),
         "attention-cudnn": parts.source(
-            kind, TEXTS[f"{name} attention"], parts.FLASH3_H100, fits_["cudnn"], back=back["cudnn"]
+            origin, TEXTS[f"{name} attention"], parts.FLASH3_H100, fits_["cudnn"], back=back["cudnn"]
         ),
+        "sustained": parts.source("measured", TEXTS["sustained"], sustained_over_short=sustained),
         "reduce": parts.source("published", "all-reduce on 8 GPUs by size", rows_8),
         "reduce-derived": parts.source("derived", TEXTS["hopper reduce"], parts.REDUCE_H200),
         "pair": parts.source("derived", "a transfer: the ring's rate and one of its steps", ["nccl-0209"]),
@@ -190,7 +207,10 @@ def _hopper(name: str, memory: float, copies: list[str], memory_text: str) -> Se
     sources["memory"] = parts.source("measured" if name == "h200" else "derived", memory_text, copies)
     return _profile(
         name, memory, sources, copies,
-        gemm=parts.gemm_sections(chip, terms, accumulate, max(fp8.sigma, 0.06), "gemm"),
+        gemm=parts.gemm_sections(chip, terms, accumulate, max(fp8.sigma, 0.06), "gemm")
+        if name == "h200"
+        else parts.hopper_gemm_sections(chip, terms, accumulate, "gemm"),
+        sustained=measured.sustained(1 / sustained, "sustained"),
         attention=attention,
         collectives=tables,
         network=_network(parts.H100_NODE_BYTES_PER_S / 4e11, tree, (4.5e11, 5e10)),
@@ -205,13 +225,41 @@ def h100() -> Section:
     """H100-SXM5-80GB."""
     copies = parts.COPIES["h100"]
     memory = sum(map(memory_bytes_per_s, copies)) / len(copies)
-    return _hopper("h100", memory, copies, "BabelStream copy, mul, add, triad; fractions of it as measured on one H200")
+    text = "BabelStream copy, mul, add, triad; fractions of it as measured on one H200"
+    return _doubted(_hopper("h100", memory, copies, text))
 
 
 def h200() -> Section:
     """H200-SXM-141GB: the facts measured on one card, the rest as H100."""
+    return _doubted(_h200())
+
+
+def _h200() -> Section:
     text = "copy bandwidth and fractions of it, compiled kernels, one H200, torch 2.11, triton 3.6"
     return _hopper("h200", parts.H200_COPY_BYTES_PER_S, [], text) | {"name": "h200-published"}
+
+
+@cache
+def _kernel_sigmas() -> dict[str, float]:
+    return honesty.kernel_sigmas(_h200())
+
+
+def _doubted(data: Section) -> Section:
+    """The file with each sigma that `honesty` can say: never below the residuals of the entry's own fit."""
+    kernels, name = _kernel_sigmas(), data["name"]
+    ring = honesty.ring_sigma(_hopper_tables("h100"))
+    reduce = honesty.reduce_sigma("a100-80gb" if name == "a100-80gb" else "h100")
+    links = {"reduce": reduce, "reduce-derived": max(ring, reduce), "pair": max(ring, reduce)}
+    for entry in data["attention"]:
+        entry["sigma"] = rounded(max(entry["sigma"], kernels[entry["op"]]))
+    for entry in data["memory"]:
+        # Lines have not been held against another card: they are no better than a share of the bandwidth.
+        lines = entry["source"] == "memory-lines" and name != "h200-published"
+        own = 0.0 if entry["kernels"] == "eager" else kernels[entry["op"]]
+        entry["sigma"] = rounded(max(own, kernels["one pass"] if lines or entry["kernels"] == "eager" else 0.0))
+    for entry in data["collectives"]:
+        entry["sigma"] = rounded(links[entry["source"]])
+    return data
 
 
 def _h200_rows(rates: dict[int, tuple[int, int]]) -> list[AttentionRow]:
@@ -261,18 +309,21 @@ def _copies(up: float, down: float) -> list[Section]:
 
 def _profile(name: str, memory: float, sources: Section, memory_rows: list[str], **sections: Any) -> Section:
     """The file: what differs by device in `sections`, what all share added."""
-    measured = name == "h200"
+    of_one_card = name == "h200"
     shared = {
         "memory": parts.source("derived", "BabelStream copy to triad; fractions as on one H200", memory_rows),
         "softmax": parts.source("derived", TEXTS["softmax"], traffic=parts.SOFTMAX_TRAFFIC),
         "eager": parts.source("derived", TEXTS["eager"], []),
-        "host": parts.source("measured" if measured else "derived", TEXTS["host measured" if measured else "host"]),
+        "memory-lines": parts.source("derived", TEXTS["lines"], []),
+        "host": parts.source(
+            "measured" if of_one_card else "derived", TEXTS["host measured" if of_one_card else "host"]
+        ),
         "contention": parts.source("published", TEXTS["contention"], factor=parts.OVERLAP_SLOWDOWN),
         "gemm-wide": parts.source("data sheet", TEXTS["wide"], []),
         "context": parts.source("derived", TEXTS["context"], []),
     }
     per_kernel = parts.HOST_KERNEL_S[name]
-    base = {"source": "host", "sigma": 0.3}
+    base = {"source": "host", "sigma": rounded(parts.HOST_SIGMA)}
     host = [
         base | {"kind": "compute", "base_s": parts.HOST_INSTRUCTION_S, "per_kernel_s": per_kernel},
         base | {"kind": "comm", "base_s": parts.HOST_INSTRUCTION_S + 2 * per_kernel},

@@ -7,14 +7,17 @@ one H200 that stand in no row are named constants here, with their origin beside
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from calibration import published
+from calibration import fits, honesty, measured, published, schema, tables
 from calibration.fit_kernels import HOPPER_TILES, Chip, fit_gemm, tile_form
 from calibration.fit_links import Section, rounded
 from calibration.fits import Fit
 from calibration.published import GemmRow, between, bus_bytes_per_s
 from plan import presets
+from plan.ops import OPERATORS
+from plan.program import KernelCall
 
 # Peaks and multiprocessors: NVIDIA data sheets (dense bf16).
 A100 = Chip(108, 312e12, 1e12)
@@ -63,6 +66,7 @@ EAGER = {
 SOFTMAX_TRAFFIC = 1.45  # unfused attention: time over least traffic, from a study on 28 development rows of runs.csv
 MEMORY_LAUNCH_S = 7.1e-6  # mean of three fits to Liger's H100 timings: 6.6, 7.1, 7.7 µs
 HOST_KERNEL_S = {"h200": 12.6e-6, "h100": 6.6e-6, "a100-80gb": 6.6e-6}
+HOST_SIGMA = math.log(HOST_KERNEL_S["h200"] / HOST_KERNEL_S["h100"])  # between the two figures there are
 HOST_INSTRUCTION_S = 2.5e-6  # an empty instruction of the executor, measured by `calibrate` on a server CPU
 OVERLAP_SLOWDOWN = 1.189
 CONTEXT_BYTES = 808_255_488  # calibration/profiles/h200.yaml, measured: CUDA context, library handles, compiled code
@@ -107,6 +111,28 @@ def gemm_sections(
     return sections
 
 
+def hopper_gemm_sections(chip: Chip, terms: dict[str, float], accumulate: float, source: str) -> list[Section]:
+    """The forms, and for each layout the points of one H200 that are bound by arithmetic on this card too. Sigma: each
+    point predicted from the others."""
+    forms = gemm_sections(chip, terms, accumulate, 0.0, source)
+    found = []
+    for name, rows in honesty.points()["gemm"].items():
+        dtype, layout = name.split()
+        form = next(s for s in forms if s["dtype"] == dtype and s["layout"] in (layout, "*"))["form"]
+        at = measured.gemm_at(tables.gemm_form(schema.GemmFormFile(**form)), "gemm", dtype, layout)
+        table = [((1, m, n, k), t) for m, n, k, t in rows if _bytes(m, n, k, layout) < t * chip.memory_bytes_per_s / 2]
+        sigma = rounded(fits.scatter_sigma(table, at))
+        points = [[*map(float, shape), rounded(t)] for shape, t in table]
+        same = {"source": source, "layout": layout, "sigma": sigma, "form": form, "points": points}
+        found += [{"dtype": d, **same} for d in ("bf16", "fp16")]
+    worst = max(section["sigma"] for section in found)
+    return [*found, *({**section, "sigma": worst} for section in forms if section["layout"] == "*")]
+
+
+def _bytes(m: int, n: int, k: int, layout: str) -> int:
+    return OPERATORS["gemm"].bytes_(KernelCall("gemm", (m, n, k), "bf16", layout))
+
+
 def wide_gemm_sections(sections: Sequence[Section], gpu: str) -> list[Section]:
     """fp32 and fp64 entries, which nobody published: the bf16 forms at the ratio of the data sheet's peaks, elements as
     many times wider."""
@@ -149,7 +175,7 @@ def _eager_sections(copy_bytes_per_s: float, host_kernel_s: float) -> list[Secti
             "source": "eager",
             "op": op,
             "kernels": "eager",
-            "sigma": 0.15,
+            "sigma": 0.0,
             "launch_s": rounded(launches * MEMORY_LAUNCH_S),
             "bytes_per_s": rounded(copy_bytes_per_s * FRACTIONS["*"] / ratio),
             "issue_s": rounded(launches * host_kernel_s),
@@ -160,18 +186,33 @@ def _eager_sections(copy_bytes_per_s: float, host_kernel_s: float) -> list[Secti
 
 def _compiled_sections(copy_bytes_per_s: float) -> list[Section]:
     fractions = FRACTIONS | {"softmax_forward": 1 / SOFTMAX_TRAFFIC, "softmax_backward": 1 / SOFTMAX_TRAFFIC}
-    sigmas = {"*": 0.15, "softmax_forward": 0.15, "softmax_backward": 0.15}
-    return [
+    stated = [
         {
             "source": "softmax" if op.startswith("softmax") else "memory",
             "op": op,
             "kernels": "compiled",
-            "sigma": sigmas.get(op, 0.08),
+            "sigma": 0.0,  # `honesty` says it
             "launch_s": MEMORY_LAUNCH_S,
             "bytes_per_s": rounded(copy_bytes_per_s * fraction),
         }
         for op, fraction in fractions.items()
     ]
+    return stated + _measured_sections(copy_bytes_per_s / H200_COPY_BYTES_PER_S)
+
+
+def _measured_sections(bandwidth: float) -> list[Section]:
+    """The operators without a fraction: the line through the points of one H200, its slope as many times as steep as
+    the card's copy bandwidth is lower."""
+    found = []
+    for name, rows in honesty.points()["memory"].items():
+        op, _, variant = name.partition(" ")
+        if op in FRACTIONS or op.startswith("softmax"):
+            continue
+        line, _ = fits.line(fits.monotone(rows))
+        rate = rounded(bandwidth / line.seconds_per_unit)
+        entry = {"source": "memory-lines", "op": op, "variant": variant, "kernels": "compiled", "sigma": 0.0}
+        found.append(entry | {"launch_s": rounded(line.launch_s), "bytes_per_s": rate})
+    return found
 
 
 def source(kind: str, text: str, rows: list[str] | None = None, fit: Fit | None = None, **more: float) -> Section:

@@ -67,7 +67,23 @@ class TileForm:
         return self.launch_s + max(best, bytes_ / self.bytes_per_s)
 
 
-GemmForm = RooflineForm | TileForm
+@dataclass(frozen=True, slots=True)
+class AccumulateForm:
+    """A weight gradient in two kernels: a product that leaves it in 16 bits (`form`), and one that adds it to the fp32
+    sum, moving `bytes_per_element` at `bytes_per_s`."""
+
+    form: RooflineForm | TileForm
+    launch_s: float
+    bytes_per_element: float
+    bytes_per_s: float
+
+    def seconds(self, bytes_: float, batch: float, m: float, n: float, k: float) -> float:
+        """Time of both. `bytes_` is counted with an fp32 sum that is read and written, which the product does not."""
+        product = self.form.seconds(bytes_ - 6.0 * batch * m * n, batch, m, n, k)
+        return product + self.launch_s + self.bytes_per_element * batch * m * n / self.bytes_per_s
+
+
+GemmForm = RooflineForm | TileForm | AccumulateForm
 
 
 @dataclass(frozen=True, slots=True)

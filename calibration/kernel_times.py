@@ -10,12 +10,14 @@ it had to give up is reported by `Coverage`, so that a forecast can say so:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from calibration.forms import AttentionForm, GemmForm
-from calibration.lookup import Curve, Scatter
+from calibration.forms import AccumulateForm, AttentionForm, GemmForm, RooflineForm, TileForm
+from calibration.frameworks import Framework
+from calibration.lookup import Curve, Line, Scatter
 from plan.ops import OPERATORS
 from plan.program import DTYPE_BYTES, KernelCall
 
@@ -66,12 +68,38 @@ class Entry:
             return self.memory.overshoot(OPERATORS[call.op].bytes_(call))
         return self.scatter.overshoot(extents(call)) if self.scatter else 1.0
 
+    def doubt(self, call: KernelCall) -> float:
+        """Relative standard deviation of the price of `call`: `sigma` inside the points, and one more for each octave
+        outside them. A call that is a point is no exception: how well its timing repeats says nothing of what is
+        different inside a step."""
+        return self.sigma * (1.0 + math.log2(self.overshoot(call)))
+
 
 def extents(call: KernelCall) -> tuple[int, ...]:
     """Coordinates of a call in its table: (batch, m, n, k), or (b, heads, kv_heads, s, d)."""
     if call.op == "gemm":
         return (1, *call.shape)
     return call.shape
+
+
+def of_framework(entries: Iterable[Entry], one_pass: Entry, framework: Framework, per_kernel_s: float) -> list[Entry]:
+    """`entries` with the operators of a framework priced by its own launches and traffic, each pass as the profile's
+    eager `add` (`one_pass`)."""
+    kept = list(entries)
+    assert one_pass.memory is not None
+    line = one_pass.memory.line
+    own = []
+    for op, (launches, ratio) in framework.operators.items():
+        curve = Curve(Line(line.launch_s * launches, line.seconds_per_unit * ratio))
+        own.append(replace(one_pass, op=op, memory=curve, issue_s=launches * per_kernel_s))
+    if framework.accumulate_bytes:
+        products = [e for e in kept if e.gemm is not None and e.op == "gemm" and "acc32" not in e.variant]
+        for entry in products:
+            assert isinstance(entry.gemm, RooflineForm | TileForm)
+            both = AccumulateForm(entry.gemm, line.launch_s, framework.accumulate_bytes, 1.0 / line.seconds_per_unit)
+            own.append(replace(entry, variant="tn+acc32", gemm=both, issue_s=2 * per_kernel_s))
+    gone = {("gemm", e.dtype, e.variant) for e in own if e.gemm is not None}
+    return [e for e in kept if e.op not in framework.operators and (e.op, e.dtype, e.variant) not in gone] + own
 
 
 class KernelTimes:
@@ -93,6 +121,16 @@ class KernelTimes:
             return Coverage("missing", 1.0, how)
         factor = entry.overshoot(call)
         return Coverage("extrapolated" if factor > beyond else "inside", factor, "")
+
+    def doubt(self, call: KernelCall) -> tuple[str, float]:
+        """(source, relative standard deviation) of the price of `call`. What stands in for another operator or dtype
+        is as uncertain as the least certain entry of the class."""
+        entry, _, _, how = self.find(call)
+        if not how or entry.op == "*":
+            return entry.source, entry.doubt(call)
+        kind = OPERATORS[call.op].kind
+        alike = (e.sigma for e in self._entries.values() if e.op != "*" and OPERATORS[e.op].kind == kind)
+        return entry.source, max(entry.doubt(call), *alike)
 
     def find(self, call: KernelCall) -> tuple[Entry, str, float, str]:
         """(entry, dtype to ask it in, factor on its time, what was given up or '')."""

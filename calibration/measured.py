@@ -106,6 +106,13 @@ def memory_sections(points: Sequence[KernelPoint]) -> list[Section]:
     return sections
 
 
+def sustained(factor: float, source: str) -> Section:
+    """The factor on GEMMs of a long run. A step's run between short and sustained clocks, so its error is that of a
+    uniform choice between them."""
+    gemm = max(1.0, factor)
+    return {"source": source, "gemm": _round(gemm), "sigma": _round((gemm - 1.0) / 12**0.5)}
+
+
 def collective_sections(points: Sequence[CommPoint], delays: Mapping[str, Delay]) -> list[Section]:
     """One table for each (operation, dtype) on the ranks measured, with the operation's delays."""
     sections = []

@@ -41,12 +41,12 @@ def prepared(call: KernelCall, seed: int = 0) -> list[Callable[[], object]]:
     operation = registry.OPERATIONS[call.op]
     runs: list[Callable[[], object]] = []
     for _ in range(sets):
-        inputs = _apart(operation.make_inputs(call, "cpu", generator))
+        inputs = apart(operation.make_inputs(call, "cpu", generator))
         runs.append(lambda inputs=inputs: operation.function(*inputs))  # type: ignore[misc]
     return runs
 
 
-def _apart(inputs: tuple[object, ...]) -> tuple[object, ...]:
+def apart(inputs: tuple[object, ...]) -> tuple[object, ...]:
     """The same arguments with tensors that were given twice copied: copying a tensor onto itself moves nothing."""
     seen: set[int] = set()
     apart: list[object] = []

@@ -22,7 +22,8 @@ from pathlib import Path
 
 from calibration import schema, tables
 from calibration.collectives import CommCost, Fabric, Geometry
-from calibration.kernel_times import Coverage, KernelTimes
+from calibration.frameworks import Framework
+from calibration.kernel_times import Coverage, KernelTimes, of_framework
 from calibration.lookup import Line
 from plan.errors import InputError
 from plan.files import parse_yaml, text_of
@@ -64,7 +65,8 @@ class Allocator:
 @dataclass(frozen=True)
 class Profile:
     """Costs of a device. All times in seconds, on a device that does nothing else; `contention` says what else
-    costs. `priced_as`: the kind of kernels (`plan.kernels`) these prices are of; empty where the device has but one."""
+    costs. `priced_as`: the kind of kernels (`plan.kernels`) these prices are of; empty where the device has but one.
+    `framework`: whose kernels they are instead (`with_kernels_of`)."""
 
     name: str
     device: str
@@ -80,6 +82,7 @@ class Profile:
     threads: int = 0
     thread_counts: tuple[int, ...] = (0,)
     priced_as: str = ""
+    framework: str = ""
     time_factor: float = 1.0
     _kernel_s: dict[KernelCall, float] = field(default_factory=dict, repr=False, compare=False)
     _issue_s: dict[KernelCall, float] = field(default_factory=dict, repr=False, compare=False)
@@ -91,11 +94,15 @@ class Profile:
         known = self._kernel_s.get(call)
         if known is None:
             try:
-                known = self.kernels.seconds(call) * call.count * self.time_factor
+                known = self.kernels.seconds(call) * call.count * self.time_factor * self._sustained(call)
             except KeyError as error:
                 raise InputError(f"profile {self.name}: {error.args[0]}") from None
             self._kernel_s[call] = known
         return known
+
+    def _sustained(self, call: KernelCall) -> float:
+        part = self.file.sustained
+        return part.gemm if part is not None and kernel_class(call) == "gemm" else 1.0
 
     def covers(self, call: KernelCall) -> Coverage:
         """Whether the call is inside what was measured: for a forecast's warnings."""
@@ -162,8 +169,27 @@ class Profile:
         return 1.0
 
     def sigma(self, call: KernelCall) -> float:
-        """Relative standard deviation of the entry that prices `call`."""
-        return self.kernels.find(call)[0].sigma
+        """Relative standard deviation of the price of `call`: see `KernelTimes.doubt`."""
+        return self.kernels.doubt(call)[1]
+
+    def kernel_doubt(self, call: KernelCall) -> tuple[str, float]:
+        """(what its error goes together with, `sigma`) of a kernel call: calls of one class priced from one source are
+        wrong together."""
+        source, sigma = self.kernels.doubt(call)
+        part = self.file.sustained
+        if part is not None and kernel_class(call) == "gemm":
+            sigma = math.hypot(sigma, part.sigma)
+        return f"{kernel_class(call)}: {source}", sigma
+
+    def comm_doubt(self, op: str, dtype: str, geometry: Geometry) -> tuple[str, float]:
+        """The same of a communication."""
+        source, sigma = self.fabric.doubt(op, dtype, geometry)
+        return f"{'network' if geometry.nodes > 1 and self.fabric.network else 'links'}: {source}", sigma
+
+    @property
+    def contention_sigma(self) -> float:
+        """Relative standard deviation of the slow-downs of work beside other work."""
+        return max((part.sigma for part in self.file.contention), default=0.0)
 
     def for_threads(self, threads: int) -> Profile:
         """The same profile for ranks computing with `threads` threads: the nearest measured count. `threads` then
@@ -178,11 +204,21 @@ class Profile:
     def for_kernels(self, kernels: str) -> Profile:
         """The same profile for a run whose `plan.kernels` is `kernels`; `priced_as` says which kind answers: the same
         where it was measured, else the first of compiled, triton, eager that was."""
-        kinds = tables.kernel_kinds(self.file)
+        kinds = () if self.framework else tables.kernel_kinds(self.file)
         kind = kernels if kernels in kinds or not kinds else kinds[0]
         if kind == self.priced_as or not kinds:
             return self
         return replace(_build(self.file, self.threads, kind), time_factor=self.time_factor)
+
+    def with_kernels_of(self, framework: Framework) -> Profile:
+        """The same profile with a framework's operators priced by its own launches and traffic, whatever
+        `plan.kernels` says; products and attention stay."""
+        per_kernel_s = self.host.get("compute", self.host.get("*", (0.0, 0.0)))[1]
+        entries = tables.entries(self.file, self.threads, self.priced_as)
+        eager = KernelTimes(tables.entries(self.file, self.threads, "eager"))
+        one_pass = eager.find(KernelCall("add", (1,), "bf16"))[0]
+        kernels = KernelTimes(of_framework(entries, one_pass, framework, per_kernel_s))
+        return replace(self, kernels=kernels, framework=framework.name, _kernel_s={}, _comm={}, _issue_s={})
 
     @property
     def kernel_kinds(self) -> tuple[str, ...]:

@@ -166,6 +166,13 @@ class ContentionFile(_Sourced):
     factor: Annotated[float, Field(ge=1, allow_inf_nan=False)]
 
 
+class SustainedFile(_Sourced):
+    """How many times longer a GEMM takes in a long run than in the short ones its points are of: a device at its power
+    limit clocks down."""
+
+    gemm: Annotated[float, Field(ge=1, allow_inf_nan=False)]
+
+
 class CoresFile(_Sourced):
     """How ranks share a CPU: cores of the node, the share of a core a rank's communicating thread takes while a
     transfer runs, and how much a class of kernels slows when every core computes."""
@@ -206,13 +213,14 @@ class ProfileFile(_Part):
     host: list[HostFile] = []
     host_optimizer: HostOptimizerFile | None = None
     contention: list[ContentionFile] = []
+    sustained: SustainedFile | None = None
     cores: CoresFile | None = None
     allocator: AllocatorFile = AllocatorFile()
 
     @model_validator(mode="after")
     def _names(self) -> ProfileFile:
         parts: list[_Sourced | None] = [*self.gemm, *self.attention, *self.memory, *self.collectives, *self.copies]
-        parts += [*self.host, *self.contention, self.network, self.cores, self.host_optimizer]
+        parts += [*self.host, *self.contention, self.network, self.sustained, self.cores, self.host_optimizer]
         named = [part.source for part in parts if part is not None]
         for source in [*named, *([self.allocator.source] if self.allocator.source else [])]:
             if source not in self.sources:

@@ -94,12 +94,20 @@ def fabric(file: schema.ProfileFile) -> Fabric:
         line = Line(launch, wire_factor(part.op, part.ranks) / part.bus_bytes_per_s)
         curve = Curve.of(line, part.points)
         delays = (part.delay_s, part.delay_beside_s)
-        found.append(CollectiveTable(part.op, part.dtype, part.ranks, part.step_latency_s, curve, part.sigma, *delays))
+        head = (part.op, part.dtype, part.ranks, part.step_latency_s, curve, part.sigma)
+        found.append(CollectiveTable(*head, *delays, source=part.source))
     if file.network is None:
         return Fabric(tuple(found), None)
     net = file.network
     wires = Wires(**net.reference.model_dump())
     network = Network(
-        net.efficiency, net.step_latency_s, net.tree_latency_s, net.tree_pipeline, net.pair_nics, wires, net.sigma
+        net.efficiency,
+        net.step_latency_s,
+        net.tree_latency_s,
+        net.tree_pipeline,
+        net.pair_nics,
+        wires,
+        net.sigma,
+        net.source,
     )
     return Fabric(tuple(found), network)

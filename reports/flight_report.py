@@ -11,7 +11,17 @@ from plan.flops import CONVENTIONS, Convention, hardware_flops_per_step, model_f
 from plan.program import StepProgram
 from plan.run import Run
 from reports import coverage, tiles
-from reports.forecast import NOT_MODELLED, Forecast, Memory, Stage, TimeShares, cost_of, steps_of, utilisation
+from reports.forecast import (
+    NOT_MODELLED,
+    Forecast,
+    Memory,
+    PriceDoubt,
+    Stage,
+    TimeShares,
+    cost_of,
+    steps_of,
+    utilisation,
+)
 from reports.unread import unread
 
 if TYPE_CHECKING:
@@ -48,6 +58,8 @@ def report(
     return Forecast(
         step_time_s=step,
         step_time_interval_s=(flight.interval.low_s, flight.interval.high_s),
+        step_time_interval_level=flight.interval.level,
+        doubts=tuple(PriceDoubt(doubt.what, doubt.share, doubt.sigma) for doubt in flight.interval.doubts),
         tokens_per_s=run.tokens_per_step * rate,
         tokens_per_s_per_gpu=run.tokens_per_step * rate / gpus,
         model_tflops_per_gpu=model_tflops,

@@ -88,13 +88,31 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
+class PriceDoubt:
+    """Costs of one kind from one source."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = DESCRIBED
+    what: str
+    """Kind and source, as in the profile."""
+    share: float
+    """Of the step's critical time."""
+    sigma: float
+    """Relative standard deviation of their price."""
+
+
+@dataclass(frozen=True, slots=True)
 class Forecast:
     """What a run would take."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = DESCRIBED
     step_time_s: float
     step_time_interval_s: tuple[float, float]
-    """[low, high], first order: the profile's residual of each class times its share of the step."""
+    """[low, high], first order: what the profile says of the error of this run's own prices, times their share."""
+    step_time_interval_level: float
+    """Share of real steps the interval is meant to hold; `windtunnel validate` says what share of published ones it
+    did."""
+    doubts: tuple[PriceDoubt, ...]
+    """What the interval is made of, largest part first. Errors of one group go together, groups are independent."""
     tokens_per_s: float
     tokens_per_s_per_gpu: float
     model_tflops_per_gpu: float

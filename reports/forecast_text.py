@@ -64,6 +64,7 @@ def _plain(value: object) -> str:
 
 def _numbers(forecast: Forecast) -> RenderableType:
     low, high = forecast.step_time_interval_s
+    level = f"meant to hold {percent(forecast.step_time_interval_level)} of steps"
     peak = forecast.peak_tflops_per_gpu
     of = f" of {digits(peak)}" if peak else ""
     cost, memory = forecast.cost, forecast.memory
@@ -77,7 +78,10 @@ def _numbers(forecast: Forecast) -> RenderableType:
     shares = f"{percent(forecast.mfu)}, {percent(forecast.hfu)}"
     job = f"{tables.duration(cost.days * 86400)}, {count(cost.gpu_hours)} GPU-hours, {count(cost.usd)} USD"
     rows = [
-        ("step time", f"{seconds(forecast.step_time_s)}  [{seconds(low)}, {seconds(high)}]"),
+        (
+            "step time",
+            f"{seconds(forecast.step_time_s)}  [{seconds(low)}, {seconds(high)}] {level}",
+        ),
         ("tokens/s", f"{count(forecast.tokens_per_s)}  ({count(forecast.tokens_per_s_per_gpu)} a GPU)"),
         ("TFLOP/s a GPU", tflops),
         ("MFU, HFU", f"{shares}  ({CONVENTIONS[forecast.flop_convention]})"),

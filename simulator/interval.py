@@ -1,97 +1,173 @@
-"""A first-order interval around the step time: how wrong each class of cost is, times how much of the step it is.
+"""The interval around a step time: how wrong the prices of this very run may be, carried to first order into its step.
 
-The profile says how far each class of its entries missed the measurements it was fitted on (relative standard
-deviation). Within a class the errors go together, so its part of the step moves by sigma x share; classes are
-independent, so parts add in squares. Waiting (bubble, skew) is other ranks' work and takes the mixture of everything
-else.
+Procedure (nothing here is fitted, and no validation row is looked at):
 
-Published step times err one-sidedly: some real runs are slower than any model of healthy hardware and none is faster
-than it. The upper side is therefore wider: it is added the share of communication and host time once more at its own
-sigma, the classes that degraded links and busy hosts hit.
+1. Every kernel call, communication and host launch of the step is priced by one entry of the profile, and the profile
+   says how far that entry may be off for that call (`Profile.kernel_doubt`, `comm_doubt`): inside measured points by
+   the error of predicting a point from the others; outside by as much again for each octave; where another operator or
+   dtype stands in, as the least certain entry of the class; of a fit by its residuals.
+2. Errors of one kind from one source (GEMMs of one card, transfers over one network) go together: a bias does not
+   average out over a thousand instructions. Their parts of the step are added up. Different kinds and sources are
+   independent: their sums add in squares.
+3. Parts of the step are those of its critical time. Waiting (bubble, skew) is other ranks' work and takes the mixture.
+   Communication hidden behind compute counts through what it slows down (contention). Host time that is hidden counts
+   as far as it would show at the upper end of its own error: a step is no shorter than its host needs.
+4. Errors are relative, so the sum is a standard deviation of log(real / forecast): step x exp(± z sigma), with z for
+   `LEVEL` of a normal error.
+
+What a profile states no uncertainty for (another job on the network, kernels an implementation has and the program
+does not) is not in it; `windtunnel validate` prints how often intervals held.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from plan.ops import OPERATORS
+from calibration.collectives import Geometry
 from plan.program import KernelCall
 
 if TYPE_CHECKING:
     from simulator.flight import Flight
+    from simulator.fold import Colour
 
-SIDES = 2.0  # standard deviations each side: about 95% of a normal error
+LEVEL = 0.9  # share of real steps an interval is meant to hold
+_Z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
 COMPUTE_PARTS = ("compute", "recompute", "optimizer")
-COMMUNICATION = {
-    "exposed_tensor": "collective",
-    "exposed_data": "collective",
-    "exposed_pipeline": "transfer",
-    "exposed_offload": "copy",
-}
+PART_OF_ROLE = {"tp": "exposed_tensor", "pp_next": "exposed_pipeline", "pp_prev": "exposed_pipeline"}
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Costs whose errors go together: their share of the step, and the relative standard deviation of their price."""
+
+    what: str
+    share: float
+    sigma: float
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Bounds of the step time in seconds, and the share of the step and sigma of each class behind them."""
+    """Bounds of the step time in seconds that are meant to hold `level` of real steps, and what they are made of,
+    largest part first."""
 
     low_s: float
     high_s: float
-    shares: dict[str, float]
-    sigmas: dict[str, float]
+    level: float
+    doubts: tuple[Doubt, ...]
 
 
 def interval(flight: Flight) -> Interval:
     """The interval of a flight."""
-    shares = class_shares(flight)
-    residuals = flight.profile.residuals
-    sigmas = {name: _sigma(residuals, name) for name in shares}
-    spread = sum((shares[name] * sigmas[name]) ** 2 for name in shares) ** 0.5
-    slow = (
-        sum((shares[name] * sigmas[name]) ** 2 for name in shares if name not in ("gemm", "attention", "memory")) ** 0.5
-    )
+    found = doubts(flight)
+    sigma = math.sqrt(sum((doubt.share * doubt.sigma) ** 2 for doubt in found))
     step = flight.step_time_s
-    return Interval(step * max(0.0, 1.0 - SIDES * spread), step * (1.0 + SIDES * (spread + slow)), shares, sigmas)
+    high = max(step * math.exp(_Z * sigma), _host_bound_s(flight))
+    return Interval(step * math.exp(-_Z * sigma), high, LEVEL, found)
 
 
-def _sigma(residuals: dict[str, float], name: str) -> float:
-    """A class the profile gives no residual for is as uncertain as its worst class."""
-    found = residuals.get(name)
-    return max(residuals.values(), default=0.0) if found is None else found
-
-
-def class_shares(flight: Flight) -> dict[str, float]:
-    """Share of the step of each residual class; they sum to 1 (waiting is spread over the others)."""
+def doubts(flight: Flight) -> tuple[Doubt, ...]:
+    """Groups of costs whose errors go together, over the whole step."""
     time = flight.breakdown
-    computing = sum(time[name] for name in COMPUTE_PARTS)
-    kinds = kernel_kinds_s(flight)
-    whole = sum(kinds.values())
-    shares = {kind: computing * value / whole for kind, value in kinds.items()} if whole > 0 else {"memory": computing}
-    for part, name in COMMUNICATION.items():
-        if part == "exposed_offload" and "host_optimizer" in flight.profile.residuals:
-            name = "host_optimizer"  # the wider of the two
-        shares[name] = shares.get(name, 0.0) + time[part]
-    shares["host"] = shares.get("host", 0.0) + time["host"]
-    busy = sum(shares.values())
-    return {name: share / busy for name, share in shares.items() if share > 0} if busy > 0 else shares
+    working = sum(time[part] for part in COMPUTE_PARTS)
+    shares: dict[str, float] = {}
+    weighted: dict[str, float] = {}
+
+    def add(what: str, share: float, sigma: float) -> None:
+        shares[what] = shares.get(what, 0.0) + share
+        weighted[what] = weighted.get(what, 0.0) + share * sigma
+
+    kernels_s = _kernel_seconds(flight)
+    whole = sum(kernels_s.values())
+    for call, seconds in kernels_s.items():
+        add(*_part(flight.profile.kernel_doubt(call), working * seconds / whole if whole > 0 else 0.0))
+    comms_s = _comm_seconds(flight)
+    for (part, what, sigma), seconds in comms_s.items():
+        whole = sum(s for (other, _, _), s in comms_s.items() if other == part)
+        add(what, time[part] * seconds / whole if whole > 0 else 0.0, sigma)
+    residuals = flight.profile.residuals
+    add("offload", time["exposed_offload"], max(residuals.get("copy", 0.0), residuals.get("host_optimizer", 0.0)))
+    add("host", time["host"], residuals.get("host", 0.0))
+    busy = sum(shares.values())  # waiting takes the mixture of everything else
+    scale = 1.0 / busy if busy > 0 else 0.0
+    found = [Doubt(what, share * scale, weighted[what] / share) for what, share in shares.items() if share > 0]
+    hidden = _hidden_share(flight, comms_s)
+    if hidden > 0 and flight.profile.contention_sigma > 0:
+        found.append(Doubt("computing beside communication", hidden, flight.profile.contention_sigma))
+    return tuple(sorted(found, key=lambda doubt: (-doubt.share * doubt.sigma, doubt.what)))
 
 
-def kernel_kinds_s(flight: Flight) -> dict[str, float]:
-    """Seconds of kernels of each kind (gemm, attention, memory) in a step, mean over ranks."""
-    totals: dict[str, float] = {}
-    weights = [0] * len(flight.program.classes)
+def _part(doubt: tuple[str, float], share: float) -> tuple[str, float, float]:
+    return doubt[0], share, doubt[1]
+
+
+def _kernel_seconds(flight: Flight) -> dict[KernelCall, float]:
+    """Seconds of each kernel call in a step, over all ranks."""
+    found: Counter[KernelCall] = Counter()
+    ranks = Counter(dict.fromkeys(range(len(flight.program.classes)), 0))
     for colour in flight.colours:
-        weights[colour.program] += len(colour.ranks)
-    prices: dict[KernelCall, float] = {}
-    for weight, stage in zip(weights, flight.program.classes, strict=True):
-        uses = [0] * len(stage.blocks)
-        for call in stage.calls:
-            uses[call.block] += 1
-        for many, block in zip(uses, stage.blocks, strict=True):
+        ranks[colour.program] += len(colour.ranks)
+    for number, stage in enumerate(flight.program.classes):
+        uses = Counter(call.block for call in stage.calls)
+        for index, block in enumerate(stage.blocks):
+            many = uses[index] * ranks[number]
             for instruction in block.instructions:
                 for kernel in instruction.body if instruction.stream != "cpu" else ():
-                    if kernel not in prices:
-                        prices[kernel] = flight.profile.kernel_s(kernel)
-                    kind = OPERATORS[kernel.op].kind
-                    totals[kind] = totals.get(kind, 0.0) + prices[kernel] * many * weight
-    return {kind: value / flight.program.world for kind, value in totals.items()}
+                    found[kernel] += many
+    return {call: flight.profile.kernel_s(call) * many for call, many in found.items()}
+
+
+def _comm_seconds(flight: Flight) -> dict[tuple[str, str, float], float]:
+    """Seconds of communication in a step by (part of the breakdown, what goes together, sigma), over all ranks."""
+    found: dict[tuple[str, str, float], float] = {}
+    for colour in flight.colours:
+        stage = flight.program.classes[colour.program]
+        uses = Counter(call.block for call in stage.calls)
+        for index, block in enumerate(stage.blocks):
+            for instruction in block.instructions:
+                comm = instruction.comm
+                if comm is None:
+                    continue
+                geometry = _geometry(colour, comm.role)
+                seconds = flight.profile.collective(comm.op, comm.bytes, comm.dtype, geometry, comm.algorithm).seconds
+                if seconds > 0:
+                    what, sigma = flight.profile.comm_doubt(comm.op, comm.dtype, geometry)
+                    key = (PART_OF_ROLE.get(comm.role, "exposed_data"), what, sigma)
+                    found[key] = found.get(key, 0.0) + seconds * uses[index] * len(colour.ranks)
+    return found
+
+
+def _geometry(colour: Colour, role: str) -> Geometry:
+    meeting = colour.meetings.get(role)
+    return Geometry(1) if meeting is None else meeting.geometry
+
+
+def _hidden_share(flight: Flight, comms_s: dict[tuple[str, str, float], float]) -> float:
+    """Share of the step in which a rank communicates behind its compute."""
+    if flight.step_time_s <= 0:
+        return 0.0
+    exposed = sum(flight.breakdown[part] for part in {part for part, _, _ in comms_s})
+    working = sum(flight.breakdown[part] for part in COMPUTE_PARTS)
+    share = sum(comms_s.values()) / flight.program.world / flight.step_time_s
+    return min(working, max(0.0, share - exposed))
+
+
+def _host_bound_s(flight: Flight) -> float:
+    """What the busiest host needs to issue a step, at the upper end of its error. A synchronous device's host is its
+    compute."""
+    if flight.run.cluster.device == "cpu":
+        return 0.0
+    profile = flight.profile
+    longest = 0.0
+    for stage in flight.program.classes:
+        uses = Counter(call.block for call in stage.calls)
+        issued = (
+            uses[index] * profile.host_issue_s(instruction.kind, instruction.body)
+            for index, block in enumerate(stage.blocks)
+            for instruction in block.instructions
+        )
+        longest = max(longest, sum(issued))
+    return longest * math.exp(_Z * profile.residuals.get("host", 0.0))

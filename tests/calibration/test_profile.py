@@ -177,3 +177,34 @@ def test_a_profile_needs_no_torch_and_no_scipy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_a_price_is_as_certain_as_the_points_around_it(small: Profile) -> None:
+    """Inside the points sigma; one more for each octave outside; a stand-in as the least certain of its class."""
+    inside = KernelCall("gemm", (2048, 2048, 2048), "bf16", "nt")
+    sigma = small.sigma(inside)
+    assert sigma == small.sigma(GEMM) > 0
+    assert small.sigma(KernelCall("gemm", (16384, 4096, 4096), "bf16", "nt")) == pytest.approx(2 * sigma)
+    stand_in = KernelCall("gemm", (2048, 2048, 2048), "fp64", "nt")
+    assert small.covers(stand_in).status == "missing"
+    gemms = [part.sigma for part in small.file.gemm if part.threads in (0, small.threads)]
+    assert small.sigma(stand_in) >= max(gemms)
+
+
+def test_a_long_run_at_the_power_limit_slows_products_alone(tmp_path: Path) -> None:
+    data = yaml.safe_load(SMALL.read_text(encoding="utf-8"))
+    source = next(iter(data["sources"]))
+    data["sustained"] = {"source": source, "gemm": 1.25, "sigma": 0.07}
+    (tmp_path / "hot.yaml").write_text(yaml.safe_dump(data))
+    hot, cold = load_profile(tmp_path / "hot.yaml"), load_profile(SMALL)
+    assert hot.kernel_s(GEMM) == pytest.approx(1.25 * cold.kernel_s(GEMM))
+    assert hot.kernel_s(NORM) == cold.kernel_s(NORM)
+    assert hot.kernel_doubt(GEMM)[1] == pytest.approx((cold.sigma(GEMM) ** 2 + 0.07**2) ** 0.5)
+    assert hot.kernel_doubt(NORM) == cold.kernel_doubt(NORM)
+
+
+def test_what_goes_together_is_named_by_class_and_source(small: Profile) -> None:
+    assert small.kernel_doubt(GEMM)[0].startswith("gemm: ")
+    assert small.kernel_doubt(NORM)[0].startswith("memory: ")
+    inside, across = (small.comm_doubt("all_reduce", "bf16", Geometry(16, nodes=nodes)) for nodes in (1, 2))
+    assert (inside[0], across[0]) == ("links: hand", "network: hand")

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from calibration import fit_published, published
+from calibration import fit_published, honesty, published
 from calibration.collectives import Geometry
 from calibration.fit_sections import EAGER, H100_FP8, PCIE, TREE, ranges
+from calibration.frameworks import FRAMEWORKS
 from calibration.profile import load_profile, shipped_profiles
 from calibration.traffic import eager_table
 from plan import presets
@@ -156,6 +157,44 @@ def test_eager_training_on_one_h200_is_forecast_from_counted_traffic(model: str,
     run = load(Path(__file__).parents[2] / "examples" / f"h200-llama-{model}.yaml", overrides)
     flight = fly(compile_run(run), run, load_profile("h200-published"))
     assert flight.step_time_s == pytest.approx(measured_s, rel=0.05)
+
+
+def test_a_framework_is_priced_by_its_own_launches_and_passes() -> None:
+    """Its SwiGLU moves 5 passes where one kernel moves 3, and adds weight gradients in a kernel apart."""
+    profile = load_profile("h100")
+    theirs = profile.with_kernels_of(FRAMEWORKS["nanotron"])
+    act = KernelCall("swiglu_forward", (16384, 8192), "bf16")
+    one_pass = profile.for_kernels("eager").kernel_s(KernelCall("add", (16384, 8192), "bf16"))  # 3 passes
+    assert theirs.kernel_s(act) == pytest.approx(5 / 3 * one_pass, rel=0.02)
+    assert theirs.host_issue_s("F", [act]) - theirs.host_issue_s("F") == pytest.approx(2 * 6.6e-6)
+    shape = (16384, 4096, 8192)
+    apart, fused = (p.kernel_s(KernelCall("gemm", shape, "bf16", "tn+acc32")) for p in (theirs, profile))
+    assert apart > fused
+    assert theirs.for_kernels("eager") is theirs
+    attention = KernelCall("attention_forward", (1, 32, 32, 4096, 64), "bf16", "flash")
+    assert theirs.kernel_s(attention) == profile.kernel_s(attention)
+
+
+def test_sigmas_are_how_far_the_procedure_missed_what_one_h200_measured() -> None:
+    """Derived entries are held against measurements that did not make them; a fit's residuals would flatter them."""
+    found = honesty.kernel_sigmas(fit_published._h200())
+    for part in load_profile("h100").file.attention:
+        assert part.sigma >= 0.99 * found[part.op]
+    h100 = {part.op: part.sigma for part in load_profile("h100").file.memory if part.kernels == "compiled"}
+    for op in ("rmsnorm_backward", "swiglu_backward", "ce_loss"):
+        assert h100[op] == pytest.approx(found[op], rel=0.01)
+    assert h100["rope_forward"] >= 0.99 * found["one pass"] > found["rope_forward"]
+    links = {part.source: part.sigma for part in load_profile("h100").file.collectives}
+    assert links["reduce-derived"] == pytest.approx(math.log(319 / 249.8), rel=0.05)  # nccl-0693, against 319 GB/s
+
+
+def test_h100_products_are_those_of_the_same_chip_where_arithmetic_binds_them() -> None:
+    profile, rows = load_profile("h100"), honesty.points()["gemm"]["bf16 nt"]
+    shape, seconds = next((tuple(row[:3]), row[3]) for row in rows if row[:3] == [8192, 4096, 4096])
+    call = KernelCall("gemm", shape, "bf16", "nt")
+    assert profile.kernel_s(call) == pytest.approx(seconds * 762 / 663, rel=1e-3)
+    kept = {tuple(point[1:4]) for part in profile.file.gemm if part.layout == "nt" for point in part.points}
+    assert (32768, 768, 768) not in kept  # near its bound by memory, and the H200 has faster memory
 
 
 def test_row_ranges_are_written_short() -> None:

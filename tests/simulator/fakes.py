@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from calibration.collectives import CommCost, Geometry, steps, wire_factor
 from calibration.profile import Allocator, CoreSharing
-from plan.ops import bytes_of, flops_of
+from plan.ops import OPERATORS, bytes_of, flops_of
 from plan.program import KernelCall
 
 ALLOCATOR = Allocator(512, 2**20, 2 * 2**20, 20 * 2**20, 2 * 2**20, 300 * 2**20)
@@ -66,6 +66,16 @@ class FakeProfile:
 
     def covers(self, call: KernelCall) -> Covered:
         return Covered()
+
+    def kernel_doubt(self, call: KernelCall) -> tuple[str, float]:
+        return f"{OPERATORS[call.op].kind}: fake", self.residuals.get(OPERATORS[call.op].kind, 0.0)
+
+    def comm_doubt(self, op: str, dtype: str, geometry: Geometry) -> tuple[str, float]:
+        return "links: fake", self.residuals.get("collective", 0.0)
+
+    @property
+    def contention_sigma(self) -> float:
+        return 0.0
 
     def for_kernels(self, kernels: str) -> FakeProfile:
         return self

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -73,7 +75,33 @@ def test_the_interval_contains_the_step_and_is_wider_above() -> None:
     flight = fly(program, run, FakeProfile())
     below, above = flight.step_time_s - flight.interval.low_s, flight.interval.high_s - flight.step_time_s
     assert 0 < below < above
-    assert sum(flight.interval.shares.values()) == pytest.approx(1.0)
+    assert flight.interval.level == 0.9
+    assert sum(doubt.share for doubt in flight.interval.doubts) == pytest.approx(1.0)
+
+
+def test_errors_of_one_kind_add_up_and_of_different_kinds_add_in_squares() -> None:
+    program, run = small(PLAN)
+    one = fly(program, run, FakeProfile(residuals={"gemm": 0.1})).interval
+    (gemm,) = (doubt for doubt in one.doubts if doubt.sigma > 0)
+    z = NormalDist().inv_cdf(0.95)
+    step = fly(program, run, FakeProfile()).step_time_s
+    assert one.high_s == pytest.approx(step * math.exp(z * 0.1 * gemm.share))
+    assert one.low_s == pytest.approx(step * math.exp(-z * 0.1 * gemm.share))
+    two = fly(program, run, FakeProfile(residuals={"gemm": 0.1, "collective": 0.2})).interval
+    parts = {doubt.what: doubt.share * doubt.sigma for doubt in two.doubts}
+    spread = math.hypot(parts["gemm: fake"], parts["links: fake"])
+    assert math.log(two.high_s / step) == pytest.approx(z * spread)
+    assert [doubt.share * doubt.sigma for doubt in two.doubts] == sorted(parts.values(), reverse=True)
+
+
+def test_a_host_that_almost_binds_widens_the_interval_upwards() -> None:
+    """Hidden host time has no share of the step, but the step is no shorter than the host at its own worst."""
+    program, run = small(PLAN)
+    quick = FakeProfile(issue_s=1e-9, residuals={"host": 0.5})
+    step = fly(program, run, quick).interval
+    bound = fly(program, run, replace(quick, issue_s=2e-5)).interval
+    assert step.high_s == pytest.approx(step.low_s, rel=1e-4)
+    assert bound.high_s > 1.5 * bound.low_s
 
 
 def test_a_profile_without_residuals_has_no_interval() -> None:

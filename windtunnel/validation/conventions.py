@@ -42,6 +42,8 @@ class Convention:
     `cluster` overrides keys of the node type that the row's `gpu` column names. `stages`: how units are shared out
     over the pipeline. `memory`: what the printed figure counts (live tensors, what the allocator holds, or the whole
     device), in units of `memory_unit_bytes`. `presumed[column]` = (value, why) fills an empty cell.
+    `framework` names whose kernels the rows ran, where they are none of ours (`calibration.frameworks`).
+    `fabric[nodes]` is the row of nccl.csv that says what the source's own network carried between so many nodes.
     `anomalous[id]` = why no model of healthy hardware can be held to that row: scores are given with and without them.
     """
 
@@ -54,6 +56,8 @@ class Convention:
     presumed: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     anomalous: Mapping[str, str] = field(default_factory=dict)
     stages: Literal["auto", "by cost"] = "auto"
+    framework: str = ""
+    fabric: Mapping[int, str] = field(default_factory=dict)
     memory: MemoryKind = "device"
     memory_unit_bytes: float = 2.0**30
     why: str = ""
@@ -61,17 +65,18 @@ class Convention:
 
 NANOTRON = (
     "AWS p5 presumed. Megatron's program stands for nanotron's (1F1B, flash attention, fp32 logits and accumulation, "
-    "activations kept), which is eager throughout; stages are balanced by the weights of matrix products, as it does."
+    "activations kept), with the kernels that nanotron's source launches; stages are balanced by the weights of matrix "
+    "products, as it does."
 )
 _NANOTRON: dict[str, Any] = {
     "family": LLAMA,
     "plan": {
         "implementation": "megatron",
         "attention": "flash",
-        "kernels": "eager",
         "communication": {"overlap": True},
     },
     "stages": "by cost",
+    "framework": "nanotron",
     "presumed": {
         "recompute": ("none", "the framework's default"),
         "sp": ("yes", "TP mode not printed; reduce-scatter mode is the benchmark script's default"),
@@ -151,9 +156,12 @@ CONVENTIONS: tuple[Convention, ...] = (
     Convention(name="nanotron", matches=("nanotron_playbook", ""), nodes="one", why=NANOTRON, **_NANOTRON),
     Convention(
         name="nanotron-nodes",
+        fabric={2: "nccl-0695", 4: "nccl-0698", 8: "nccl-0701", 16: "nccl-0704", 32: "nccl-0707", 64: "nccl-0710"},
         matches=("nanotron_playbook", ""),
         nodes="several",
-        why=NANOTRON + " Several nodes on a weak shared network: many rows run several times slower than their like.",
+        why=NANOTRON
+        + " Several nodes on a weak shared network, as fast as its own scan over nodes says; many rows run "
+        "several times slower than their like.",
         **_NANOTRON,
     ),
     Convention(

@@ -56,12 +56,12 @@ class Flyer:
             self._loaded[given] = load_profile(given)
         return self._loaded[given]
 
-    def fly(self, run: Run) -> Predicted:
-        """Step time, interval and memory of a run."""
+    def fly(self, run: Run, framework: str = "") -> Predicted:
+        """Step time, interval and memory of a run, with the kernels of a framework that is none of ours."""
         fewer = shorter(run)
         if fewer is None:
-            return self._predicted(self._flight(run))
-        return extended(run, *fewer, lambda short: self._predicted(self._flight(short)))
+            return self._predicted(self._flight(run, framework))
+        return extended(run, *fewer, lambda short: self._predicted(self._flight(short, framework)))
 
     def memory(self, run: Run) -> dict[str, float]:
         """Peak memory of a run in bytes, without flying it in time."""
@@ -72,10 +72,15 @@ class Flyer:
         allocator = self.profile_of(run).allocator
         return _peaks([fly_memory(stage, allocator) for stage in _program(short.model, short.plan).classes], allocator)
 
-    def _flight(self, run: Run) -> Flight:
+    def _flight(self, run: Run, framework: str) -> Flight:
+        from calibration.frameworks import FRAMEWORKS
         from simulator.flight import fly
 
-        return fly(_program(run.model, run.plan), run, self.profile_of(run))
+        profile = self.profile_of(run)
+        key = f"{profile.name} {framework}"
+        if framework and key not in self._loaded:
+            self._loaded[key] = profile.with_kernels_of(FRAMEWORKS[framework])
+        return fly(_program(run.model, run.plan), run, self._loaded[key] if framework else profile)
 
     def _predicted(self, flight: Flight) -> Predicted:
         interval = (flight.interval.low_s, flight.interval.high_s)

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from calibration.published import bus_bytes_per_s
 from plan.errors import InputError, NotYetForecast
 from plan.model import Model
 from plan.run import Run, load
@@ -164,7 +165,9 @@ class _Reader:
             raise _Unscored(f"no node type for the GPU {gpu!r}")
         cluster = {"preset": preset, "gpus": self._count("n_gpus"), **self.source.cluster}
         per_node = self.row.count("gpus_per_node")
-        return cluster | ({"gpus_per_node": per_node} if per_node else {})
+        cluster |= {"gpus_per_node": per_node} if per_node else {}
+        nodes = -(-self._count("n_gpus") // (per_node or 8))
+        return cluster | (_fabric(self.source, nodes) if nodes > 1 and self.source.fabric else {})
 
     def _plan(self) -> dict[str, Any]:
         tp, pp, dp = self._count("tp"), self._count("pp"), self._data_parallel()
@@ -238,6 +241,13 @@ class _Reader:
             return printed
         accumulation, micro = self.row.count("grad_accum"), self.row.count("micro_batch")
         return None if accumulation is None or micro is None else accumulation * micro * self._data_parallel()
+
+
+def _fabric(source: Convention, nodes: int) -> dict[str, Any]:
+    """One NIC as fast as the source's network was measured to be between as many nodes, or the next number that was;
+    a transfer between two ranks may use it whole."""
+    measured = min((known for known in source.fabric if known >= nodes), default=max(source.fabric))
+    return {"nics": {"count": 1, "bandwidth_gb_s": bus_bytes_per_s(source.fabric[measured]) / 1e9}}
 
 
 def units_by_cost(costs: Sequence[float], stages: int) -> list[int]:
