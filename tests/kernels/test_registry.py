@@ -141,17 +141,17 @@ def test_gradient_accumulation_of_bf16_products_is_in_fp32() -> None:
 
 FUSED = (
     *(f"{n}_{w}" for n in ("rmsnorm", "layernorm", "swiglu", "gelu", "rope") for w in ("forward", "backward")),
-    "ce_max", "ce_exp", "ce_loss", "adamw",
+    "ce_max", "ce_exp", "ce_loss", "adamw", "add", "add_backward", "bias_grad",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FUSED)
-def test_a_fused_kernel_has_the_signature_and_the_results_of_its_reference(name: str) -> None:
+@pytest.mark.parametrize("call", [c for c in CALLS if c.op in FUSED], ids=lambda c: f"{c.op}-{c.variant}")
+def test_a_fused_kernel_has_the_signature_and_the_results_of_its_reference(call: KernelCall) -> None:
     """On a CPU the fused entry runs its own reference, so this holds arguments, results and what is updated in
     place."""
     from kernels.registry_triton import FUSED as adapters
 
-    call = next(c for c in CALLS if c.op == name)
+    name = call.op
     made = registry.OPERATIONS[name].make_inputs
     ours, theirs = (made(call, "cpu", torch.Generator().manual_seed(3)) for _ in range(2))
     left, right = registry.op(name)(*ours), adapters[name](*theirs)
