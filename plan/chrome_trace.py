@@ -9,7 +9,7 @@ first start of each timeline is time zero.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,8 @@ SOURCES = ("predicted", "measured")
 Event = dict[str, Any]
 
 
-def trace(timelines: Sequence[Timeline]) -> dict[str, Any]:
-    """The trace object: `json.dump` it into a .json file. Times are microseconds."""
+def to_chrome(*timelines: Timeline) -> dict[str, Any]:
+    """All timelines side by side as one trace object: `json.dump` it into a .json file. Times are microseconds."""
     events: list[Event] = []
     for number, timeline in enumerate(timelines):
         pids = {

@@ -2,9 +2,9 @@
 
     timeline = Timeline.from_rows(header, rows)      # or from_columns, 20 times faster for a whole program
     save(timeline, "timeline/step-000097.json.gz")   # same rows, same bytes
-    wait_s, transfer_s = split_skew(timeline)        # a collective's wait for its last member, apart from its transfer
-    to_chrome(predicted, measured)                   # both side by side in Perfetto (plan.chrome_trace)
-    periods_s(timeline)                              # between two STEPs (plan.skew)
+
+Made from it: a collective's wait apart from its transfer, and the period of a step (`plan.skew`); both timelines side
+by side in Perfetto (`plan.chrome_trace`).
 
 A row is one instruction of one rank, named by the program's global instruction id, so that prediction and measurement
 join on (rank, id). Rows are stored as columns: numbers in numpy arrays, words as codes into one table. Times are
@@ -288,17 +288,3 @@ def _problems(timeline: Timeline) -> Iterator[str]:
         row = int(wrong[0])
         who = f"rank {timeline.ints('rank')[row]}, {timeline.labels()[row]}"
         yield f"row {row} ({who}) ends at {end[row]} s, not after its start at {start[row]} s"
-
-
-def to_chrome(*timelines: Timeline) -> dict[str, Any]:
-    """All timelines side by side as a Chrome/Perfetto trace object; see `plan.chrome_trace`."""
-    from plan.chrome_trace import trace  # that module draws what this one defines
-
-    return trace(timelines)
-
-
-def split_skew(timeline: Timeline) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(wait_s, transfer_s) of every row; see `plan.skew`."""
-    from plan.skew import split
-
-    return split(timeline)

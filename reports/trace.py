@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from plan.chrome_trace import to_chrome
 from plan.errors import InputError
-from plan.timeline import Timeline, to_chrome
+from plan.timeline import Timeline
 
 
 def last_step(timeline: Timeline) -> Timeline:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from calibration.profile import Profile
@@ -20,11 +20,11 @@ from plan.cluster import Cluster
 from plan.program import Block, KernelCall, RankProgram, StepProgram
 from plan.run import Run
 from plan.timeline import Timeline
-from simulator.breakdown import CLASSES, fractions
-from simulator.clock import picoseconds, seconds
+from simulator.clock import picoseconds
 from simulator.coarsen import Cut, cut, fine_calls, waited_ports
 from simulator.costs import Pricer
 from simulator.engine import Engine, Lane, RankFlight
+from simulator.flown import Flown
 from simulator.fold import Colour, fold
 from simulator.interval import Interval, interval
 from simulator.memory import StageMemory, fly_memory
@@ -36,36 +36,8 @@ PERIODS = 2
 
 
 @dataclass(frozen=True)
-class Flight:
-    """What a program did. Times in seconds; `periods_ps` and `accounts` are those of each colour, in picoseconds."""
-
-    program: StepProgram
-    run: Run
-    profile: Profile
-    colours: tuple[Colour, ...]
-    periods_ps: tuple[int, ...]
-    accounts: tuple[tuple[int, ...], ...]
-    events: int
-    ranks: tuple[RankFlight, ...] = field(repr=False, compare=False)
-
-    @property
-    def step_time_s(self) -> float:
-        """The longest period of any rank."""
-        return seconds(max(self.periods_ps))
-
-    @property
-    def rank_0_step_time_s(self) -> float:
-        """The period of rank 0."""
-        return seconds(self.periods_ps[0])
-
-    @cached_property
-    def breakdown(self) -> dict[str, float]:
-        """The ten `time` fractions: mean over ranks of exclusive critical time; they sum to 1."""
-        totals = [0] * len(CLASSES)
-        for colour, account in zip(self.colours, self.accounts, strict=True):
-            for index, time in enumerate(account):
-                totals[index] += time * len(colour.ranks)
-        return fractions(totals)
+class Flight(Flown):
+    """What a program did, and what follows from it: memory, an interval, a timeline."""
 
     @cached_property
     def memory(self) -> tuple[StageMemory, ...]:

@@ -25,14 +25,11 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING
 
 from calibration.collectives import Geometry
 from plan.program import KernelCall
-
-if TYPE_CHECKING:
-    from simulator.flight import Flight
-    from simulator.fold import Colour
+from simulator.flown import Flown
+from simulator.fold import Colour
 
 LEVEL = 0.9  # share of real steps an interval is meant to hold
 _Z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
@@ -60,7 +57,7 @@ class Interval:
     doubts: tuple[Doubt, ...]
 
 
-def interval(flight: Flight) -> Interval:
+def interval(flight: Flown) -> Interval:
     """The interval of a flight."""
     found = doubts(flight)
     sigma = math.sqrt(sum((doubt.share * doubt.sigma) ** 2 for doubt in found))
@@ -69,7 +66,7 @@ def interval(flight: Flight) -> Interval:
     return Interval(step * math.exp(-_Z * sigma), high, LEVEL, found)
 
 
-def doubts(flight: Flight) -> tuple[Doubt, ...]:
+def doubts(flight: Flown) -> tuple[Doubt, ...]:
     """Groups of costs whose errors go together, over the whole step."""
     time = flight.breakdown
     working = sum(time[part] for part in COMPUTE_PARTS)
@@ -104,7 +101,7 @@ def _part(doubt: tuple[str, float], share: float) -> tuple[str, float, float]:
     return doubt[0], share, doubt[1]
 
 
-def _kernel_seconds(flight: Flight) -> dict[KernelCall, float]:
+def _kernel_seconds(flight: Flown) -> dict[KernelCall, float]:
     """Seconds of each kernel call in a step, over all ranks."""
     found: Counter[KernelCall] = Counter()
     ranks = Counter(dict.fromkeys(range(len(flight.program.classes)), 0))
@@ -120,7 +117,7 @@ def _kernel_seconds(flight: Flight) -> dict[KernelCall, float]:
     return {call: flight.profile.kernel_s(call) * many for call, many in found.items()}
 
 
-def _comm_seconds(flight: Flight) -> dict[tuple[str, str, float], float]:
+def _comm_seconds(flight: Flown) -> dict[tuple[str, str, float], float]:
     """Seconds of communication in a step by (part of the breakdown, what goes together, sigma), over all ranks."""
     found: dict[tuple[str, str, float], float] = {}
     for colour in flight.colours:
@@ -145,7 +142,7 @@ def _geometry(colour: Colour, role: str) -> Geometry:
     return Geometry(1) if meeting is None else meeting.geometry
 
 
-def _hidden_share(flight: Flight, comms_s: dict[tuple[str, str, float], float]) -> float:
+def _hidden_share(flight: Flown, comms_s: dict[tuple[str, str, float], float]) -> float:
     """Share of the step in which a rank communicates behind its compute."""
     if flight.step_time_s <= 0:
         return 0.0
@@ -155,7 +152,7 @@ def _hidden_share(flight: Flight, comms_s: dict[tuple[str, str, float], float]) 
     return min(working, max(0.0, share - exposed))
 
 
-def _host_bound_s(flight: Flight) -> float:
+def _host_bound_s(flight: Flown) -> float:
     """What the busiest host needs to issue a step, at the upper end of its error. A synchronous device's host is its
     compute."""
     if flight.run.cluster.device == "cpu":

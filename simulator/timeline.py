@@ -8,24 +8,21 @@ numbers are those of `plan.program.expand`, the same that the trainer stamps, so
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from plan.program import Call, RankProgram, resolve_wait
 from plan.run import Run
 from plan.timeline import Header, Timeline
 from simulator.clock import PS_PER_S
 from simulator.engine import RankFlight
+from simulator.flown import Flown
 from simulator.fold import Colour
 from simulator.nodes import Op
 from simulator.segments import Merged
 
-if TYPE_CHECKING:
-    from simulator.flight import Flight
-
 Times = tuple[int, int, int]  # issued, start, end, in picoseconds
 
 
-def predicted_timeline(flight: Flight, ranks: Sequence[int] | None = None) -> Timeline:
+def predicted_timeline(flight: Flown, ranks: Sequence[int] | None = None) -> Timeline:
     """Timeline of one rank of every colour, or of the colours of `ranks`, each under the first asked-for rank of its
     colour."""
     chosen = [(colour, _speaker(colour, ranks)) for colour in flight.colours]

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plan.chrome_trace import to_chrome
 from plan.errors import InputError
-from plan.skew import periods_s
+from plan.skew import periods_s, split
 from plan.timeline import (
     Clock,
     Header,
@@ -19,8 +20,6 @@ from plan.timeline import (
     load,
     merge,
     save,
-    split_skew,
-    to_chrome,
 )
 
 HEADER = Header(
@@ -79,7 +78,7 @@ def test_columns_of_unequal_length_are_refused() -> None:
 
 def test_a_collective_waits_until_its_last_member_starts() -> None:
     timeline = Timeline.from_rows(HEADER, [row(0, 0.0, 3.0), row(1, 2.0, 3.0), row(0, 3.0, 4.0, group="", seq=-1)])
-    wait_s, transfer_s = split_skew(timeline)
+    wait_s, transfer_s = split(timeline)
     assert wait_s.tolist() == [2.0, 0.0, 0.0]
     assert transfer_s.tolist() == [1.0, 1.0, 1.0]
 
@@ -87,7 +86,7 @@ def test_a_collective_waits_until_its_last_member_starts() -> None:
 def test_a_transfer_meets_its_neighbour_on_the_ring_of_stages() -> None:
     sent = row(0, 0.0, 2.0, group="pp_next", kind="SEND", stream="send_fwd")
     received = row(2, 1.5, 2.0, group="pp_prev", kind="RECV", stream="recv_fwd")
-    wait_s, _ = split_skew(Timeline.from_rows(HEADER, [sent, received]))
+    wait_s, _ = split(Timeline.from_rows(HEADER, [sent, received]))
     assert wait_s.tolist() == [1.5, 0.0]
 
 
@@ -100,7 +99,7 @@ def test_a_folded_rank_speaks_for_the_members_it_stands_for() -> None:
         stands_for={0: (0, 1), 4: (4, 5)},
     )
     late = [row(0, 0.0, 2.0, group="dp"), row(4, 1.0, 2.0, group="dp")]
-    wait_s, _ = split_skew(Timeline.from_rows(header, late))
+    wait_s, _ = split(Timeline.from_rows(header, late))
     assert wait_s.tolist() == [1.0, 0.0]
 
 
