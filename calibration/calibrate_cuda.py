@@ -5,6 +5,7 @@ a base profile of the same kind of GPU, source by source, so that every number s
 
     python -m calibration.calibrate_cuda --base h200-published --kernels eager compiled triton --output h200.yaml
 
+Collectives, transfers and their host cost are measured where the machine has more than one GPU, for that many ranks.
 Products, attention and the operators that every kind of kernels shares are measured once (`kernels: "*"`); the others
 once for each kind asked for. The file is written after each kind, so that what was measured survives a time limit.
 """
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 import yaml
 
-from calibration import cuda_bench, cuda_grid, fits, measured, schema, tables
+from calibration import cuda_bench, cuda_comm, cuda_grid, fits, measured, schema, tables
 from calibration.microbench import KernelPoint
 from calibration.profile import kernel_class, profile_path
 from calibration.write import write_profile
@@ -33,6 +34,7 @@ KEPT = ("network", "collectives", "contention", "cores", "host_optimizer")
 ATTENTION = ("flash", "cudnn")
 KINDS = ("eager", "compiled", "triton")
 ANY = "*"
+LINKS = "links-here"
 COMMENT = "Measured by `windtunnel calibrate --device cuda`; links and network from `{base}`."
 
 
@@ -41,6 +43,7 @@ class _Measured:
     """What has been measured so far: points and host seconds an execution, by kind of kernels (ANY: shared)."""
 
     device: dict[str, Any]
+    links: cuda_comm.Links | None = None
     points: dict[str, list[KernelPoint]] = field(default_factory=dict)
     issue_s: dict[str, dict[str, float]] = field(default_factory=dict)
 
@@ -57,7 +60,7 @@ def calibrate_cuda(
     cuda_bench.require_gpu()
     torch.manual_seed(0)
     borrowed = yaml.safe_load(Path(profile_path(base)).read_text(encoding="utf-8"))
-    found = _Measured(_device())
+    found = _Measured(_device(), _links(progress))
     shared = [*cuda_grid.gemm_calls(), *cuda_grid.attention_calls(ATTENTION), *_memory(ANY)]
     _measure(found, ANY, "products, attention, shared operators", shared[::every], progress)
     for kind in kernels:
@@ -83,6 +86,17 @@ def _memory(kind: str) -> list[KernelCall]:
     own = {*POINTWISE, *FUSED}
     calls = cuda_grid.memory_calls(frozenset(POINTWISE) if kind == "compiled" else frozenset())
     return [call for call in calls if (call.op not in own if kind == ANY else call.op in own)]
+
+
+def _links(progress: Progress) -> cuda_comm.Links | None:
+    """What the GPUs of this machine take to talk to each other; None with one GPU."""
+    gpus = torch.cuda.device_count()
+    if gpus < 2:
+        return None
+    progress(f"collectives on {gpus} GPUs", 0, 1)
+    links = cuda_comm.measure(gpus)
+    progress(f"collectives on {gpus} GPUs", 1, 1)
+    return links
 
 
 def _device() -> dict[str, Any]:
@@ -128,10 +142,27 @@ def _profile(path: Path, found: _Measured, borrowed: dict[str, Any]) -> dict[str
     data["gemm"] = [_with_issue(entry, ANY, found.issue_s[ANY]) for entry in data["gemm"]]
     data["attention"] = [_with_issue(entry, ANY, found.issue_s[ANY]) for entry in data["attention"]]
     data |= {key: borrowed[key] for key in KEPT if key in borrowed}
+    if found.links is not None:
+        _add_links(data, found.links)
     used = {entry["source"] for part in data.values() for entry in _entries(part)}
     data["sources"] = {key: value for key, value in data["sources"].items() if key in used}
     schema.check(data, "measured profile")
     return data
+
+
+def _add_links(data: dict[str, Any], links: cuda_comm.Links) -> None:
+    """Measured tables in place of the borrowed ones of the same operation and ranks; host cost by kind of
+    instruction."""
+    text = f"{links.ranks} {data['machine']['gpu']} of one node, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}, "  # type: ignore[no-untyped-call]
+    text += f"torch {torch.__version__}; a row of {cuda_comm.IN_A_ROW}, medians of the slowest rank"
+    data["sources"][LINKS] = data["sources"][measured.SOURCE] | {"text": text}
+    own = measured.collective_sections(links.points, {}, links.ranks, LINKS)
+    replaced = {(entry["op"], entry["ranks"]) for entry in own}
+    kept = [entry for entry in data.get("collectives", []) if (entry["op"], entry["ranks"]) not in replaced]
+    data["collectives"] = own + kept
+    data["host"] += [
+        {"source": LINKS, "kind": kind, "base_s": float(f"{base_s:.4g}")} for kind, base_s in links.issue_s.items()
+    ]
 
 
 def _memory_sections(found: _Measured, kind: str) -> list[dict[str, Any]]:

@@ -113,21 +113,27 @@ def sustained(factor: float, source: str) -> Section:
     return {"source": source, "gemm": _round(gemm), "sigma": _round((gemm - 1.0) / 12**0.5)}
 
 
-def collective_sections(points: Sequence[CommPoint], delays: Mapping[str, Delay]) -> list[Section]:
+def collective_sections(
+    points: Sequence[CommPoint], delays: Mapping[str, Delay], ranks: int = RANKS, source: str = SOURCE
+) -> list[Section]:
     """One table for each (operation, dtype) on the ranks measured, with the operation's delays."""
     sections = []
     for (op, dtype), own in _grouped(points, lambda p: (p.op, p.dtype)).items():
         curve = fits.monotone([(p.bytes, p.timed.best_s) for p in own])
         base, _ = fits.line(curve)
         sections.append(
-            {"source": SOURCE, "op": op, "dtype": dtype, "ranks": RANKS}
+            {"source": source, "op": op, "dtype": dtype, "ranks": ranks}
             | {"sigma": _both(fits.curve_sigma(curve, base), own)}
-            | {"step_latency_s": _round(curve[0][1] / steps(op, RANKS))}
-            | {"bus_bytes_per_s": _round(wire_factor(op, RANKS) / base.seconds_per_unit)}
-            | {"delay_s": _round(delays[op].exposed_s), "delay_beside_s": _round(delays[op].beside_s)}
+            | {"step_latency_s": _round(curve[0][1] / steps(op, ranks))}
+            | {"bus_bytes_per_s": _round(wire_factor(op, ranks) / base.seconds_per_unit)}
+            | _delays(delays.get(op))
             | {"points": [[_round(size), _round(t)] for size, t in curve]}
         )
     return sections
+
+
+def _delays(found: Delay | None) -> Section:
+    return {} if found is None else {"delay_s": _round(found.exposed_s), "delay_beside_s": _round(found.beside_s)}
 
 
 def _entry(**keys: Any) -> Section:

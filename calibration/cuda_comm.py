@@ -1,0 +1,143 @@
+"""What NCCL collectives and transfers cost between the GPUs of this machine, and what issuing one costs the host.
+
+One process a GPU. A collective is called as the trainer calls it: on the process group itself, in the current stream.
+Its device time is that of one in a row of them between two events, behind a head start for the host, the slowest rank
+counting; its host time is that of issuing a small one, stream switch included. Started by `calibrate_cuda` where more
+than one GPU is visible.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, ReduceScatterOptions
+
+from calibration.comm_bench import CommPoint
+from calibration.timing import Timed
+
+SIZES = tuple(1 << power for power in range(12, 30, 2))  # 4 KiB to 256 MiB
+INSTRUCTIONS = {"all_reduce": "AR", "all_gather": "AG", "reduce_scatter": "RS", "send": "SEND"}
+"""Operations measured, and the kind of instruction that each is the host cost of."""
+IN_A_ROW = 20
+HEAD_START_CYCLES = 4_000_000  # about 2 ms, in which the host issues the row
+BATCHES = 5
+WAIT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """What was measured: points by operation and bytes of the full tensor; host seconds by kind of instruction."""
+
+    ranks: int
+    points: list[CommPoint]
+    issue_s: dict[str, float]
+
+
+def measure(ranks: int, sizes: Sequence[int] = SIZES) -> Links:
+    """Run one process on each of `ranks` GPUs. Raises what a process raised."""
+    context = mp.get_context("spawn")
+    results = context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (ranks, f"file://{folder}/rendezvous", tuple(sizes), results)
+        started = mp.spawn(_process, arguments, nprocs=ranks, join=False)  # type: ignore[no-untyped-call]
+        found: list[tuple[dict[tuple[str, int], list[float]], dict[str, float]]] = []
+        while len(found) < ranks:
+            try:
+                found.append(results.get(timeout=1.0))
+            except queue.Empty:
+                started.join(timeout=0.0)  # raises when a process has died
+        while not started.join():
+            pass
+    points = [CommPoint(op, "*", size, _slowest([times[op, size] for times, _ in found])) for op, size in found[0][0]]
+    issue_s = {kind: max(host[kind] for _, host in found) for kind in found[0][1]}
+    return Links(ranks, points, issue_s | {"RECV": issue_s["SEND"]})
+
+
+def _slowest(ranks: Sequence[Sequence[float]]) -> Timed:
+    batches = sorted(max(times) for times in zip(*ranks, strict=True))
+    median_s = batches[len(batches) // 2]
+    spread = (batches[-1] - batches[0]) / 2 / median_s
+    return Timed(median_s, spread, len(batches), len(batches), median_s)
+
+
+def _process(rank: int, ranks: int, init: str, sizes: tuple[int, ...], results: Any) -> None:
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    torch.cuda.set_device(rank)
+    limit = timedelta(seconds=WAIT_S)
+    dist.init_process_group("nccl", init_method=init, rank=rank, world_size=ranks, timeout=limit)
+    group = dist.new_group(list(range(ranks)), timeout=limit, backend="nccl")
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    times, issue_s = {}, {}
+    for op, kind in INSTRUCTIONS.items():
+        for size in sizes:
+            times[op, size] = _device_s(_call(op, size, rank, ranks, group), stream)
+        issue_s[kind] = _host_s(_call(op, sizes[0], rank, ranks, group), stream)
+    results.put((times, issue_s))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _call(op: str, size: int, rank: int, ranks: int, group: Any) -> Callable[[], object]:
+    """One collective over `size` bytes of bf16; a transfer goes from an even rank to the next."""
+    whole = torch.zeros(size // 2 // ranks * ranks, dtype=torch.bfloat16, device="cuda")
+    share = torch.zeros(whole.numel() // ranks, dtype=torch.bfloat16, device="cuda")
+    options: Any
+    if op == "all_reduce":
+        options = AllreduceOptions()
+        options.asyncOp = False
+        return lambda: group.allreduce([whole], options)
+    if op == "all_gather":
+        options = AllgatherOptions()
+        options.asyncOp = False
+        return lambda: group._allgather_base(whole, share, options)
+    if op == "reduce_scatter":
+        options = ReduceScatterOptions()
+        options.asyncOp = False
+        return lambda: group._reduce_scatter_base(share, whole, options)
+    if rank % 2 == 0 and rank + 1 < ranks:
+        return lambda: group.send([whole], rank + 1, 0).wait()
+    return (lambda: group.recv([whole], rank - 1, 0).wait()) if rank % 2 else (lambda: None)
+
+
+def _device_s(run: Callable[[], object], stream: Any) -> list[float]:
+    """Seconds of one execution in a row of them, for each batch."""
+    found = []
+    for batch in range(BATCHES + 1):
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+        dist.barrier()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(HEAD_START_CYCLES)  # type: ignore[no-untyped-call]
+            marks[0].record()
+            for _ in range(IN_A_ROW):
+                run()
+            marks[1].record()
+        torch.cuda.synchronize()
+        if batch:  # the first connects
+            found.append(marks[0].elapsed_time(marks[1]) * 1e-3 / IN_A_ROW)
+    return found
+
+
+def _host_s(run: Callable[[], object], stream: Any) -> float:
+    """Host seconds to issue one, in the best batch; a row of them fits the queue, so that nothing waits for the
+    device."""
+    best = float("inf")
+    for _ in range(BATCHES):
+        dist.barrier()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(IN_A_ROW):
+            with torch.cuda.stream(stream):
+                run()
+        best = min(best, (time.perf_counter() - begin) / IN_A_ROW)
+        torch.cuda.synchronize()
+    return best
