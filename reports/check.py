@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from plan.errors import InputError
-from reports.compare import DESCRIBED, Comparison
+from reports.compare import Comparison
+from reports.described import DESCRIBED
 
 
 @dataclass(frozen=True, slots=True)

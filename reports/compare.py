@@ -20,10 +20,9 @@ import numpy as np
 
 from plan.errors import InputError
 from plan.timeline import Timeline
+from reports.described import DESCRIBED
 from reports.joining import Joined, join
 from reports.measured import Measured, measure
-
-DESCRIBED: dict[str, Any] = {"use_attribute_docstrings": True, "extra": "forbid"}
 
 
 @dataclass(frozen=True, slots=True)

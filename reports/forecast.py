@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from reports.compare import DESCRIBED
+from reports.described import DESCRIBED
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-DESCRIBED: dict[str, Any] = {"use_attribute_docstrings": True, "extra": "forbid"}
+from reports.described import DESCRIBED
 
 
 @dataclass(frozen=True, slots=True)

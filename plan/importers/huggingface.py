@@ -79,8 +79,8 @@ def model_section(config: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     config = language_part(config, ledger)
     kind = str(config.get("model_type", "llama"))
     shape = {ours: _whole(config, ours, ledger) for ours in ("layers", "hidden", "heads", "vocab")}
-    for ours, value in shape.items():
-        if value is None:
+    for ours in shape:
+        if _first(config, ours) is None:
             ledger.problem(f"config.json has no {' or '.join(ALIASES[ours])}; it is needed for {ours}")
     if any(value is None for value in shape.values()):
         return {}
@@ -92,7 +92,9 @@ def model_section(config: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     model: dict[str, Any] = {"name": str(config.get("_name_or_path") or kind), **shape, "seq_length": length}
     model |= _family(kind, config, model, ledger)
     groups = _whole(config, "kv_heads", ledger)
-    model["kv_heads"] = (1 if config.get("multi_query") else shape["heads"]) if groups is None else groups
+    model["kv_heads"] = (
+        (1 if _flag(config, "multi_query", False, ledger) else shape["heads"]) if groups is None else groups
+    )
     if (width := _whole(config, "head_dim", ledger)) is not None:
         model["head_dim"] = width
     elif kind == "qwen3":
@@ -134,8 +136,9 @@ def _llama(kind: str, config: Mapping[str, Any], ledger: Ledger) -> dict[str, An
     activation = str(_first(config, "activation") or "silu")
     if activation not in ("silu", "swish"):
         ledger.not_yet(f"hidden_act {activation} in a gated MLP", "silu")
-    everywhere = config.get("bias", False)  # internlm2
-    attention_bias, mlp_bias = bool(config.get("attention_bias", everywhere)), bool(config.get("mlp_bias", everywhere))
+    everywhere = _flag(config, "bias", False, ledger)  # internlm2
+    attention_bias = _flag(config, "attention_bias", everywhere, ledger)
+    mlp_bias = _flag(config, "mlp_bias", everywhere, ledger)
     if kind == "baichuan" and _first(config, "positions") == config.get("model_max_length"):
         ledger.not_yet("baichuan with model_max_length instead of max_position_embeddings (ALiBi)", "the 7B's rotary")
     if attention_bias != mlp_bias:
@@ -146,9 +149,9 @@ def _llama(kind: str, config: Mapping[str, Any], ledger: Ledger) -> dict[str, An
         "norm": "rmsnorm",
         "positions": "rotary",
         "rope": rope(config, ledger),
-        "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
+        "tied_embeddings": _flag(config, "tie_word_embeddings", False, ledger),
         "bias": attention_bias and mlp_bias,
-        "qkv_bias": bool(config.get("qkv_bias", attention_bias or kind in ("qwen2", "qwen2_moe"))),
+        "qkv_bias": _flag(config, "qkv_bias", attention_bias or kind in ("qwen2", "qwen2_moe"), ledger),
         "dropout": _dropout(config, 0.0, ledger),
         "attention_dropout": ledger.number(config.get("attention_dropout", 0.0), "attention_dropout"),
     }
@@ -165,7 +168,7 @@ def _gpt2(config: Mapping[str, Any], model: Mapping[str, Any], ledger: Ledger) -
         "norm": "layernorm",
         "positions": "learned",
         "max_positions": model["seq_length"],
-        "tied_embeddings": bool(config.get("tie_word_embeddings", True)),
+        "tied_embeddings": _flag(config, "tie_word_embeddings", True, ledger),
         "bias": True,
         "dropout": _dropout(config, 0.1, ledger),
         "attention_dropout": ledger.number(config.get("attn_pdrop", 0.1), "attn_pdrop"),
@@ -181,7 +184,7 @@ def _dropout(config: Mapping[str, Any], usual: float, ledger: Ledger) -> float |
 
 
 def _bloom(config: Mapping[str, Any], model: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
-    if config.get("apply_residual_connection_post_layernorm"):
+    if _flag(config, "apply_residual_connection_post_layernorm", False, ledger):
         ledger.not_yet("apply_residual_connection_post_layernorm", "pre-norm layers")
     return {
         "ffn": 4 * model["hidden"],
@@ -189,7 +192,7 @@ def _bloom(config: Mapping[str, Any], model: Mapping[str, Any], ledger: Ledger) 
         "norm": "layernorm",
         "positions": "alibi",
         "embedding_norm": True,
-        "tied_embeddings": bool(config.get("tie_word_embeddings", True)),
+        "tied_embeddings": _flag(config, "tie_word_embeddings", True, ledger),
         "bias": True,
         "dropout": ledger.number(config.get("hidden_dropout", 0.0), "hidden_dropout"),
         "attention_dropout": ledger.number(config.get("attention_dropout", 0.0), "attention_dropout"),
@@ -197,9 +200,9 @@ def _bloom(config: Mapping[str, Any], model: Mapping[str, Any], ledger: Ledger) 
 
 
 def _neox(config: Mapping[str, Any], model: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
-    if config.get("use_parallel_residual", True):
+    if _flag(config, "use_parallel_residual", True, ledger):
         ledger.not_yet("attention and MLP in parallel (use_parallel_residual)", "use_parallel_residual false")
-    if not config.get("attention_bias", True):
+    if not _flag(config, "attention_bias", True, ledger):
         ledger.not_yet("gpt_neox with attention_bias false", "attention_bias true")
     if str(_first(config, "activation") or "gelu") not in GELUS:
         ledger.not_yet(f"hidden_act {_first(config, 'activation')}", "gelu")
@@ -209,7 +212,7 @@ def _neox(config: Mapping[str, Any], model: Mapping[str, Any], ledger: Ledger) -
         "norm": "layernorm",
         "positions": "rotary",
         "rope": rope(config, ledger),
-        "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
+        "tied_embeddings": _flag(config, "tie_word_embeddings", False, ledger),
         "bias": True,
         "dropout": ledger.number(config.get("hidden_dropout", 0.0), "hidden_dropout"),
         "attention_dropout": ledger.number(config.get("attention_dropout", 0.0), "attention_dropout"),
@@ -259,8 +262,7 @@ def _unsupported(kind: str, config: Mapping[str, Any], length: int, ledger: Ledg
     experts = next((config[key] for key in EXPERTS if config.get(key)), None)
     if experts is not None and experts != 1:
         ledger.not_yet(f"mixture of experts ({experts} experts)", "the dense model of the same shape")
-    without = config.get("no_rope_layers", [0] if kind == "smollm3" else [])
-    if isinstance(without, list) and not all(without):
+    if not all(_list(config, "no_rope_layers", [0] if kind == "smollm3" else [], ledger)):
         ledger.not_yet("layers without rotary embeddings (no_rope_layers)", "rotary embeddings in every layer")
     if kind == "qwen3":
         ledger.not_yet("qwen3's norms on queries and keys", "a llama or qwen2 configuration")
@@ -270,17 +272,34 @@ def _unsupported(kind: str, config: Mapping[str, Any], length: int, ledger: Ledg
         )
     if config.get("quantization_config") is not None:
         ledger.not_yet("quantized weights (quantization_config)", "the bf16 model, without quantization_config")
-    kinds = config.get("layer_types")
-    others = [] if not isinstance(kinds, list) else sorted({str(k) for k in kinds} - {"full_attention"})
-    window = config.get("sliding_window")
-    if others and not (others == ["sliding_attention"] and isinstance(window, int) and window >= length):
+    kinds = _list(config, "layer_types", [], ledger)
+    others = sorted({str(k) for k in kinds} - {"full_attention"})
+    window = _window(config, ledger)
+    if others and not (others == ["sliding_attention"] and window is not None and window >= length):
         ledger.not_yet(f"layers of {', '.join(others)} (layer_types)", "full_attention in every layer")
         return
-    used = config.get("use_sliding_window", kind not in ("qwen2", "qwen3"))
+    used = _flag(config, "use_sliding_window", kind not in ("qwen2", "qwen3"), ledger)
     if window and used and window < length:
         ledger.not_yet(
             f"sliding-window attention ({window} of {length} positions)", "full attention (sliding_window null)"
         )
+
+
+def _flag(config: Mapping[str, Any], key: str, usual: bool, ledger: Ledger) -> bool:
+    value = config.get(key)
+    return usual if value is None else ledger.boolean(value, key) or False
+
+
+def _list(config: Mapping[str, Any], key: str, usual: list[Any], ledger: Ledger) -> list[Any]:
+    value = config.get(key)
+    if value is not None and not isinstance(value, list):
+        ledger.problem(f"{key} is {value!r}, but must be a list, one value a layer")
+    return value if isinstance(value, list) else usual
+
+
+def _window(config: Mapping[str, Any], ledger: Ledger) -> int | None:
+    value = config.get("sliding_window")
+    return None if value is None or value is False else ledger.integer(value, "sliding_window")
 
 
 def _first(config: Mapping[str, Any], ours: str) -> Any:

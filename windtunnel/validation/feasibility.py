@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from plan.errors import InputError
 from plan.run import Run, load
-from windtunnel.results import DESCRIBED
+from reports.described import DESCRIBED
 from windtunnel.validation.conventions import convention
 from windtunnel.validation.flying import Flyer
 from windtunnel.validation.published import Published

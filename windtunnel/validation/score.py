@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from plan.errors import InputError
-from windtunnel.results import DESCRIBED
+from reports.described import DESCRIBED
 from windtunnel.validation.conventions import CONVENTIONS, Convention
 from windtunnel.validation.feasibility import Feasibility
 from windtunnel.validation.flying import Flyer, Predicted

@@ -100,6 +100,27 @@ def test_unusual_values_are_not_yet_forecast(change: dict[str, Any], words: str)
     assert any(words in sentence for sentence in read(LLAMA | change).not_forecast)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": "mistral", "sliding_window": "wide"}, "sliding_window is 'wide', but must be a number"),
+        ({"tie_word_embeddings": "perhaps"}, "tie_word_embeddings is 'perhaps', but must be true or false"),
+        ({"layer_types": "full_attention"}, "layer_types is 'full_attention', but must be a list"),
+        ({"no_rope_layers": {"0": 1}}, "no_rope_layers is {'0': 1}, but must be a list"),
+        ({"num_hidden_layers": 32.5}, "layers is 32.5, but must be a whole number"),
+    ],
+)
+def test_a_value_of_another_kind_is_one_problem(change: dict[str, Any], words: str) -> None:
+    """Named once, and no traceback."""
+    (problem,) = read(LLAMA | change).problems
+    assert words in problem
+
+
+def test_words_for_true_and_false_are_read() -> None:
+    """A string "false" is not true."""
+    assert model_section(LLAMA | {"tie_word_embeddings": "false"}, Ledger())["tied_embeddings"] is False
+
+
 def test_a_config_named_in_a_run_file_says_what_it_passes_over(tmp_path: Path) -> None:
     """The warnings of the file reach the command line; `plan.run.load` gives the same run."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"hidden_dropuot": 0.1}))
