@@ -15,6 +15,7 @@ from typing import Any
 from plan import presets
 from plan.files import text_of
 from plan.importers import huggingface_keys as keys
+from plan.importers.huggingface_rope import rope
 from plan.importers.ledger import Ledger
 from plan.importers.relaxed import read_json
 
@@ -217,45 +218,6 @@ def _neox(config: Mapping[str, Any], model: Mapping[str, Any], ledger: Ledger) -
         "dropout": ledger.number(config.get("hidden_dropout", 0.0), "hidden_dropout"),
         "attention_dropout": ledger.number(config.get("attention_dropout", 0.0), "attention_dropout"),
     }
-
-
-def rope(config: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
-    """Rotary settings from `rope_parameters` (v5) or `rope_theta` and `rope_scaling` (v4)."""
-    new, old = _object(config, "rope_parameters", ledger), _object(config, "rope_scaling", ledger)
-    values = {**old, **new}
-    theta = new.get("rope_theta", config.get("rope_theta", config.get("rotary_emb_base", 10000.0)))
-    part = values.get("partial_rotary_factor", config.get("partial_rotary_factor", config.get("rotary_pct", 1.0)))
-    if ledger.number(part, "partial_rotary_factor") != 1.0:
-        ledger.not_yet(f"rotary embeddings on {part} of the head", "the whole head")
-    found: dict[str, Any] = {"theta": ledger.number(theta, "rope_theta")}
-    scaling = _scaling(values, "rope_parameters" if new else "rope_scaling", ledger)
-    return found | ({"scaling": scaling} if scaling else {})
-
-
-def _scaling(values: Mapping[str, Any], where: str, ledger: Ledger) -> dict[str, Any]:
-    """How rotary angles are stretched; empty when they are not."""
-    if any(isinstance(value, Mapping) for value in values.values()):
-        ledger.not_yet(f"{where} that differ between layers", "the same for every layer")
-        return {}
-    kind = str(values.get("rope_type", values.get("type", "default")))
-    if not keys.check_rope(values, where, ledger) or kind in ("default", "none", "mrope"):
-        return {}
-    if kind not in keys.SCALING_NEEDS:
-        ledger.not_yet(f"rope scaling of type {kind}", " or ".join(keys.SCALING_NEEDS))
-        return {}
-    scaling: dict[str, Any] = {"kind": kind}
-    for name in keys.SCALING_NEEDS[kind]:
-        ours = "original_max_positions" if name == "original_max_position_embeddings" else name
-        scaling[ours] = ledger.number(values[name], f"{where}.{name}")
-    return scaling
-
-
-def _object(config: Mapping[str, Any], key: str, ledger: Ledger) -> Mapping[str, Any]:
-    value = {} if config.get(key) is None else config[key]
-    if isinstance(value, Mapping):
-        return value
-    ledger.problem(f"{key} is {value!r}, but must be an object")
-    return {}
 
 
 def _unsupported(kind: str, config: Mapping[str, Any], length: int, ledger: Ledger) -> None:

@@ -64,22 +64,6 @@ USUAL: dict[str, tuple[tuple[object, ...], str]] = {
 }
 """Keys that are accepted at their usual values; at any other the model is not forecast: (values, nearest)."""
 
-ROPE = frozenset(
-    """rope_theta rope_type type factor low_freq_factor high_freq_factor original_max_position_embeddings
-    partial_rotary_factor""".split()
-)
-ROPE_NO_EFFECT = frozenset(
-    """attention_factor beta_fast beta_slow mscale mscale_all_dim short_factor long_factor truncate mrope_section
-    mrope_interleaved finetuned""".split()
-)
-"""Keys of other kinds of rope scaling, which are refused by their kind; `mrope_section` sorts image positions."""
-
-SCALING_NEEDS = {
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-}
-"""What transformers asks of each kind of scaling; it fills nothing in."""
-
 
 def check(config: Mapping[str, Any], ledger: Ledger) -> None:
     """Every key of a language configuration that nobody translates: a note, a refusal or an unknown name."""
@@ -93,24 +77,6 @@ def check(config: Mapping[str, Any], ledger: Ledger) -> None:
     ledger.no_effect((key for key in config if key in NO_EFFECT), "config.json")
     if config.get("gradient_checkpointing"):
         ledger.warn("gradient_checkpointing in a config.json is not the plan; set plan.recompute=full if it is meant")
-
-
-def check_rope(values: Mapping[str, Any], where: str, ledger: Ledger) -> bool:
-    """Whether a rope object (its name `where`) is whole; what it lacks or has too much of goes to the ledger."""
-    for key in values:
-        if key not in ROPE and key not in ROPE_NO_EFFECT:
-            ledger.unknown(key, ROPE | ROPE_NO_EFFECT, "config.json key", inside=where)
-    kind = values.get("rope_type", values.get("type"))
-    extra = sorted(set(values) & (ROPE | ROPE_NO_EFFECT) - {"rope_theta", "partial_rotary_factor", "mrope_section"})
-    if kind is None and extra:
-        ledger.problem(
-            f"{where} has {', '.join(extra)} but no rope_type; add it ({' or '.join(SCALING_NEEDS)}), or delete {where}"
-        )
-        return False
-    missing = [key for key in SCALING_NEEDS.get(str(kind), ()) if values.get(key) is None]
-    if missing:
-        ledger.problem(f"{where} of type {kind} lacks {', '.join(missing)}; transformers fills nothing in, so add it")
-    return not missing
 
 
 def _text(value: object) -> str:

@@ -11,7 +11,6 @@ known, both branches are followed and what they leave different becomes unknown,
 sourced file is read where it stands beside the script; after one that is not, undefined variables may have any value.
 """
 
-import copy
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,20 +18,19 @@ from pathlib import Path
 from plan.errors import InputError
 from plan.importers import shell_tree as tree
 from plan.importers.script import Command, Script
-from plan.importers.shell_assign import assigned, counted
+from plan.importers.shell_assign import assigned
 from plan.importers.shell_builtins import exported, options, shift, unread
-from plan.importers.shell_expand import Value
-from plan.importers.shell_files import found, heredoc, piped, written
+from plan.importers.shell_files import found, heredoc, written
+from plan.importers.shell_flow import Flow
 from plan.importers.shell_parse import DECLARATIONS, parse
-from plan.importers.shell_tests import both, either, negate, truth
-from plan.importers.shell_tree import Node, Simple
+from plan.importers.shell_tests import truth
+from plan.importers.shell_tree import Simple
 from plan.importers.slurm import slurm_variables
 
 SHELLS = frozenset({"bash", "sh", "/bin/bash", "/bin/sh"})
 ENVIRONMENT_FILES = re.compile(r"(\bactivate$|bashrc$|bash_profile$|\.profile$|/etc/profile|conda\.sh$|/etc/bashrc)")
 PRINTERS = frozenset({"echo", "printf", "cat", "tee", "sed"})
 MAXIMUM_DEPTH = 40
-MAXIMUM_STEPS = 100_000
 
 
 def read_script(text: str, variables: Mapping[str, str] | None = None, path: Path | None = None) -> Script:
@@ -53,160 +51,12 @@ def read_script(text: str, variables: Mapping[str, str] | None = None, path: Pat
     return script
 
 
-class _Walk:
-    """Walks the command tree; statuses are True, False or None (unknown)."""
+class _Walk(Flow):
+    """Carries out simple commands; what a command would do outside the script is recorded."""
 
     def __init__(self, script: Script) -> None:
-        self.script = script
-        self.expander = script.expander
-        self.functions: dict[str, list[Node]] = {}
+        super().__init__(script)
         self.depth = 0
-        self.conditions: list[str] = []
-        self.steps = 0
-
-    def run(self, nodes: list[Node]) -> bool | None:
-        status: bool | None = True
-        for node in nodes:
-            status = self.node(node)
-        return status
-
-    def node(self, node: Node) -> bool | None:
-        self.steps += 1
-        if self.steps > MAXIMUM_STEPS:  # loops in loops, a function that calls itself twice
-            raise InputError(f"the script runs more than {MAXIMUM_STEPS:,} commands; keep the one to import")
-        match node:
-            case Simple():
-                return self.simple(node)
-            case tree.Chain():
-                return self.chain(node)
-            case tree.Pipeline():
-                piped(self.script, node)
-                statuses = [self.node(part) for part in node.parts]
-                return negate(statuses[-1]) if node.negated else statuses[-1]
-            case tree.If():
-                self.branches(node.branches, node.otherwise, node.line)
-            case tree.For():
-                self.loop(node)
-            case tree.While():
-                self.while_(node)
-            case tree.Case():
-                self.case(node)
-            case tree.Function():
-                self.functions[node.name] = node.body
-            case tree.Group():
-                return self.run(node.body)
-            case tree.Arithmetic():
-                return self.arithmetic(node)
-        return True
-
-    def chain(self, node: tree.Chain) -> bool | None:
-        status = self.node(node.first)
-        for operator, following in node.rest:
-            if status is None:
-                self.either_way([[following], []], self.because(f"the test before {operator}"))
-            elif status == (operator == "&&"):
-                status = self.node(following)
-            else:
-                continue
-            status = both(status, True) if operator == "&&" else either(status, False)
-        return status
-
-    def branches(self, branches: list[tuple[list[Node], list[Node]]], otherwise: list[Node], line: int) -> None:
-        if not branches:
-            self.run(otherwise)
-            return
-        condition, body = branches[0]
-        self.expander.tested.clear()
-        status = self.run(condition)
-        if status is True:
-            self.run(body)
-        elif status is False:
-            self.branches(branches[1:], otherwise, line)
-        else:
-            rest: list[Node] = [tree.If(line, branches[1:], otherwise)]
-            self.either_way([body, rest], self.because(f"the condition in line {line}"))
-
-    def because(self, what: str) -> str:
-        """`what` is unknown, with the undefined variables that it asks about."""
-        names = list(dict.fromkeys(entry.detail for entry in self.expander.tested if entry.kind == "undefined"))
-        self.expander.tested.clear()
-        if not names:
-            return what
-        beside = f" ({self.expander.unread})" if self.expander.unread else ""
-        if len(names) == 1:
-            return f"{what}, where the variable {names[0]} is not defined in the script{beside}"
-        return f"{what}, where the variables {', '.join(names)} are not defined in the script{beside}"
-
-    def either_way(self, bodies: list[list[Node]], reason: str) -> None:
-        """Follow every body from the same state; variables they leave different become unknown for `reason`."""
-        before = dict(self.expander.variables)
-        outcomes: list[dict[str, Value]] = []
-        self.conditions.append(reason)
-        for body in bodies:
-            self.expander.variables = copy.deepcopy(before)
-            self.run(body)
-            outcomes.append(self.expander.variables)
-        self.conditions.pop()
-        merged: dict[str, Value] = {}
-        for name in dict.fromkeys(name for outcome in outcomes for name in outcome):
-            values = [outcome.get(name) for outcome in outcomes]
-            first = values[0]
-            same = first is not None and all(value == first for value in values)
-            merged[name] = (
-                first
-                if same and first is not None
-                else self.expander.opaque("condition", f"{reason} (variable ${name})")
-            )
-        self.expander.variables = merged
-
-    def loop(self, node: tree.For) -> None:
-        items = [field for raw in node.words for field in counted(raw) or self.expander.fields(raw)]
-        if any(self.expander.why(item) for item in items):
-            self.either_way([node.body, []], f"the loop in line {node.line}")
-            return
-        for item in items:
-            self.expander.variables[node.name] = item
-            self.run(node.body)
-
-    def while_(self, node: tree.While) -> None:
-        """A loop that ends before it begins is passed over; how often another runs is unknown."""
-        self.expander.tested.clear()
-        status = self.run(node.condition) if node.condition else None
-        if status is None or status == (not node.until):
-            self.either_way([node.body, []], self.because(f"the loop in line {node.line}"))
-
-    def case(self, node: tree.Case) -> None:
-        word = self.expander.text(node.word)
-        if reasons := self.expander.why(word):
-            self.expander.tested = reasons
-            self.either_way([body for _, body in node.arms] + [[]], self.because(f"the case in line {node.line}"))
-            return
-        for patterns, body in node.arms:
-            quoted = ["[[", '"$__case"', "==", *()]
-            for pattern in patterns:
-                self.expander.variables["__case"] = word
-                if truth([*quoted, pattern, "]]"], self.expander, double=True):
-                    del self.expander.variables["__case"]
-                    self.run(body)
-                    return
-        self.expander.variables.pop("__case", None)
-
-    def arithmetic(self, node: tree.Arithmetic) -> bool | None:
-        match = re.match(r"\s*([A-Za-z_]\w*)\s*(\+\+|--|[-+*/]?=(?!=))\s*(.*)$", node.expression, re.DOTALL)
-        if match:
-            name, sign, right = match.groups()
-            expression = (
-                f"{name} {sign[0]} 1"
-                if sign in ("++", "--")
-                else right
-                if sign == "="
-                else f"{name} {sign[0]} ({right})"
-            )
-            self.expander.variables[name] = self.expander.arithmetic(expression)
-            return True
-        value = self.expander.arithmetic(node.expression)
-        self.expander.tested += self.expander.why(value)
-        return None if self.expander.why(value) else value != "0"
 
     def simple(self, node: Simple) -> bool | None:
         words = [field for raw in node.words for field in self.expander.fields(raw)] if not self._is_test(node) else []
