@@ -17,11 +17,17 @@ from dataclasses import dataclass
 class Framework:
     """`operators[op]` = (launches, bytes moved over the least), of memory-bound operators; those not named stay the
     profile's. `accumulate`: bytes moved for each element of a weight gradient when the product leaves it in 16 bits and
-    another kernel adds it to the fp32 sum (0: the product adds it). `source`: where that was read."""
+    another kernel adds it to the fp32 sum (0: the product adds it). What it holds beyond Megatron's program: `kept_ffn`
+    tensors as wide as the feed-forward a layer and micro-batch in flight, `logit_copies` of the logits in fp32 at the
+    loss, and with `gradient_buckets` a second copy of the 16-bit gradients where replicas reduce them. `source`: where
+    all that was read."""
 
     name: str
     operators: Mapping[str, tuple[int, float]]
     accumulate_bytes: float
+    kept_ffn: int
+    logit_copies: int
+    gradient_buckets: bool
     source: str
 
 
@@ -45,6 +51,9 @@ NANOTRON = Framework(
         "embedding_backward": (2, 1.0),
     },
     accumulate_bytes=10.0,  # fp32_grad.add_(half.grad): 2 read, 4 read, 4 written
+    kept_ffn=1,  # silu of the gate, which the product's backward needs beside the product itself
+    logit_copies=1,  # cross entropy subtracts the maximum into a new tensor
+    gradient_buckets=True,  # DistributedDataParallel without gradient_as_bucket_view
     source="huggingface/nanotron 2411b02, models/llama.py, optim/gradient_accumulator.py, "
     "parallel/tensor_parallel/functional.py (read in 2026; the runs are of v0.5)",
 )

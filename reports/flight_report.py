@@ -98,6 +98,8 @@ def _doubts(run: Run, profile: Profile, memory: Memory, hardware_tflops: float, 
     priced = profile.priced_as or ("eager" if run.cluster.device == "cpu" else run.plan.kernels)
     if run.plan.kernels != priced:
         found.append(f"plan.kernels {run.plan.kernels}: profile {profile.name} prices every operator as {priced}")
+    if run.plan.kernels == "eager" and run.cluster.device != "cpu":
+        found.append("plan.kernels eager: temporaries between an operator's kernels are not in the memory forecast")
     return found
 
 

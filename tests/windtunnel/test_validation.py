@@ -22,7 +22,7 @@ from windtunnel.validation.flying import Flyer, shorter
 from windtunnel.validation.published import Published
 from windtunnel.validation.rows import convert, run_dict, units_by_cost
 from windtunnel.validation.score import errors, rank_correlation, scoreboard, training_runs
-from windtunnel.validation.table import text
+from windtunnel.validation.table import markdown, text
 
 Call = Callable[..., Any]
 ROWS = published.read()
@@ -223,6 +223,40 @@ def test_memory_alone_is_the_memory_of_a_flight() -> None:
     run = convert(row("nanotron-1.34B-n8-dp4-tp1-pp2-z1-mb1-ga64")).run
     assert run is not None
     assert Flyer().memory(run) == Flyer().fly(run).memory_bytes
+
+
+def test_a_framework_holds_what_its_source_says_beyond_the_program() -> None:
+    """nanotron: gradient buckets where replicas reduce, silu's output in flight, a copy of fp32 logits at the loss."""
+    run = convert(row("nanotron-1.34B-n8-dp8-tp1-pp1-z0-mb1-ga32")).run
+    assert run is not None
+    plain, theirs = Flyer().memory(run), Flyer().memory(run, "nanotron")
+    parameters, tokens = run.model.parameters(), 4096
+    expected = 2 * parameters + 16 * tokens * 8192 * 2 + tokens * 131072 * 4
+    assert theirs["allocated"] - plain["allocated"] == pytest.approx(expected, rel=0.01)
+    alone = replace(run, plan=replace(run.plan, data_parallel=1, global_batch_size=32))
+    assert Flyer().memory(alone, "nanotron")["allocated"] < theirs["allocated"] - parameters
+
+
+def test_rows_on_a_network_of_their_own_are_flown_on_it() -> None:
+    """The source's own scan over nodes: between 16 nodes 84.7 GB/s a node (nccl-0704); on one node nothing changes."""
+    several = next(r for r in ROWS if convert(r).source == "nanotron-nodes" and r.text("n_gpus") == "128")
+    assert run_dict(several)["cluster"]["nics"] == {"count": 1, "bandwidth_gb_s": 84.741}
+    assert "nics" not in run_dict(row("nanotron-1.34B-n8-dp8-tp1-pp1-z0-mb1-ga32"))["cluster"]
+
+
+def test_kernels_of_the_source_are_slower_than_fused_ones() -> None:
+    run = convert(row("nanotron-1.34B-n8-dp4-tp1-pp2-z1-mb1-ga64")).run
+    assert run is not None
+    flyer = Flyer()
+    assert flyer.fly(run, "nanotron").step_time_s > 1.05 * flyer.fly(run).step_time_s
+
+
+def test_the_readme_table_is_printed_by_a_command() -> None:
+    printed = markdown(scoreboard(published.named(ROWS, SMALL[:2]), Flyer()))
+    head, rule, *lines = printed.splitlines()
+    assert head.count("|") == rule.count("|") == lines[0].count("|")
+    assert len(lines) == len({convert(row(name)).source for name in SMALL[:2]})
+    assert "%" in lines[0]
 
 
 def test_errors_follow_the_profile() -> None:

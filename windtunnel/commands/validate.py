@@ -19,6 +19,7 @@ def validate(
     failed: Annotated[
         bool, typer.Option("--failed", help="Also hold runs that failed against the forecast of memory.")
     ] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print one Markdown table, as in the README.")] = False,
     profile: o.Profile = "",
     as_json: o.Json = False,
 ) -> int:
@@ -28,4 +29,4 @@ def validate(
     """
     from windtunnel.validation.command import validate_command
 
-    return validate_command(tuple(source), tuple(row), all_rows, profile or None, as_json, failed)
+    return validate_command(tuple(source), tuple(row), all_rows, profile or None, as_json, failed, markdown)

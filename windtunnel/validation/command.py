@@ -25,6 +25,7 @@ def validate_command(
     profile: str | None = None,
     as_json: bool = False,
     failed: bool = False,
+    as_markdown: bool = False,
 ) -> int:
     """Score the chosen rows (all of them by default) and print the board; with `failed` also hold runs that failed
     against the forecast of memory. Raises InputError for unknown names."""
@@ -37,7 +38,7 @@ def validate_command(
     else:
         from windtunnel.validation import table
 
-        output.emit(table.text(board, output.width(), rows=all_rows))
+        output.emit(table.markdown(board) if as_markdown else table.text(board, output.width(), rows=all_rows))
     return 0
 
 

@@ -57,11 +57,11 @@ def _source(name: str, rows: Iterable[Published], flyer: Flyer) -> Feasibility:
             continue
         outcome = counts["failed" if row.set == FAILED else "ran"]
         outcome[0] += 1
-        outcome[1] += fits(run, flyer)
+        outcome[1] += fits(run, flyer, known.framework)
     (ran, ran_fits), (failed, failed_fits) = counts["ran"], counts["failed"]
     return Feasibility(name, ran, ran_fits, failed, failed - failed_fits, undecided)
 
 
-def fits(run: Run, flyer: Flyer) -> bool:
+def fits(run: Run, flyer: Flyer, framework: str = "") -> bool:
     """Whether the forecast says the run fits: memory held by the allocator and the device context within the card."""
-    return flyer.memory(run)["device"] <= run.cluster.gpu_memory_gib * 2**30
+    return flyer.memory(run, framework)["device"] <= run.cluster.gpu_memory_gib * 2**30

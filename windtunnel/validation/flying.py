@@ -60,17 +60,18 @@ class Flyer:
         """Step time, interval and memory of a run, with the kernels of a framework that is none of ours."""
         fewer = shorter(run)
         if fewer is None:
-            return self._predicted(self._flight(run, framework))
-        return extended(run, *fewer, lambda short: self._predicted(self._flight(short, framework)))
+            return self._predicted(self._flight(run, framework), framework)
+        return extended(run, *fewer, lambda short: self._predicted(self._flight(short, framework), framework))
 
-    def memory(self, run: Run) -> dict[str, float]:
+    def memory(self, run: Run, framework: str = "") -> dict[str, float]:
         """Peak memory of a run in bytes, without flying it in time."""
         from simulator.memory import fly_memory
 
         fewer = shorter(run)
         short = fewer[-1] if fewer else run
         allocator = self.profile_of(run).allocator
-        return _peaks([fly_memory(stage, allocator) for stage in _program(short.model, short.plan).classes], allocator)
+        stages = [fly_memory(stage, allocator) for stage in _program(short.model, short.plan).classes]
+        return _peaks(stages, allocator, held_beyond(run, framework))
 
     def _flight(self, run: Run, framework: str) -> Flight:
         from calibration.frameworks import FRAMEWORKS
@@ -82,16 +83,41 @@ class Flyer:
             self._loaded[key] = profile.with_kernels_of(FRAMEWORKS[framework])
         return fly(_program(run.model, run.plan), run, self._loaded[key] if framework else profile)
 
-    def _predicted(self, flight: Flight) -> Predicted:
+    def _predicted(self, flight: Flight, framework: str) -> Predicted:
         interval = (flight.interval.low_s, flight.interval.high_s)
-        memory = _peaks(flight.memory, flight.profile.allocator)
+        memory = _peaks(flight.memory, flight.profile.allocator, held_beyond(flight.run, framework))
         return Predicted(flight.step_time_s, interval, memory, dict(flight.breakdown))
 
 
-def _peaks(stages: Sequence[StageMemory], allocator: Allocator) -> dict[str, float]:
+def held_beyond(run: Run, framework: str) -> Callable[[StageMemory], int]:
+    """Bytes that a framework holds at a stage's peak beyond the program that stands for it (1F1B, no recompute)."""
+    from calibration.frameworks import FRAMEWORKS
+    from plan.layout import layout
+
+    if not framework:
+        return lambda stage: 0
+    own, model, plan = FRAMEWORKS[framework], run.model, run.plan
+    tokens = plan.micro_batch_size * model.seq_length // plan.tensor_parallel  # of a rank's share of every wide tensor
+    stages = layout(model, plan)
+
+    def held(stage: StageMemory) -> int:
+        units = [unit for chunk in stages[stage.stage] for unit in chunk]
+        layers = sum(0 < unit <= model.layers for unit in units)
+        in_flight = min(plan.microbatches, plan.pipeline_parallel - stage.stage)
+        silu = own.kept_ffn * layers * in_flight * tokens * model.ffn * 2
+        logits = own.logit_copies * tokens * model.vocab * 4 if model.layers + 1 in units else 0
+        buckets = stage.parts["weights"] if own.gradient_buckets and plan.data_parallel > 1 else 0
+        return silu + logits + buckets
+
+    return held
+
+
+def _peaks(
+    stages: Sequence[StageMemory], allocator: Allocator, beyond: Callable[[StageMemory], int]
+) -> dict[str, float]:
     """Memory of the fullest stage, counted in each way that a source may have measured it."""
-    allocated = float(max(stage.peak_allocated_bytes for stage in stages))
-    reserved = float(max(stage.peak_reserved_bytes for stage in stages))
+    allocated = float(max(stage.peak_allocated_bytes + beyond(stage) for stage in stages))
+    reserved = float(max(stage.peak_reserved_bytes + beyond(stage) for stage in stages))
     return {"allocated": allocated, "reserved": reserved, "device": reserved + allocator.context_bytes}
 
 

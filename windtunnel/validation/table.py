@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reports.tables import gib, percent, render, seconds, spaced, table
+from simulator.interval import LEVEL
 from windtunnel.validation.feasibility import Feasibility
 from windtunnel.validation.score import Errors, RowScore, Scoreboard, SourceScore
 
 COLUMNS = ("source", "rows", "|e|", "median", "bias", "worst", "rank", "inside", "width", "mem |e|", "bias")
 TITLE = (
     "Forecast against published measurements, in percent: e = (forecast − measured) / measured; "
-    "rows: scored of all; inside: share measured within the stated interval, width: of that interval"
+    f"rows: scored of all; inside: share measured within the stated interval, which is meant to hold {LEVEL:.0%}, "
+    "width: of that interval"
 )
+MARKDOWN = ("source", "rows", "mean error of step time", "bias", "inside interval", "mean error of memory", "bias")
 
 
 def text(board: Scoreboard, width: int = 100, worst: int = 10, rows: bool = False) -> str:
@@ -33,6 +36,22 @@ def text(board: Scoreboard, width: int = 100, worst: int = 10, rows: bool = Fals
     if shown:
         parts.append(_rows("Rows" if rows else "Worst rows", shown))
     return render(spaced(parts), width)  # type: ignore[arg-type]
+
+
+def markdown(board: Scoreboard) -> str:
+    """The table of a README: one line a source, with anomalous rows left out in brackets."""
+    lines = [f"| {' | '.join(MARKDOWN)} |", f"|{' --- |' * len(MARKDOWN)}"]
+    for source in (source for source in board.sources if source.scored):
+        time, ordinary, memory = source.step_time, source.step_time_ordinary, source.memory
+        cells = [source.source, f"{source.scored} of {source.rows}", "-", "-", "-", "-", "-"]
+        if time is not None:
+            apart = "" if ordinary is None else f" ({ordinary.rows} ordinary: {_percent(ordinary.mean_absolute)} %)"
+            cells[2] = f"{_percent(time.mean_absolute)} %{apart}"
+            cells[3:5] = [f"{_signed(time.bias)} %", f"{_percent(time.inside_interval)} %"]
+        if memory is not None:
+            cells[5:] = [f"{_percent(memory.mean_absolute)} %", f"{_signed(memory.bias)} %"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def _lines(source: SourceScore) -> list[Sequence[str]]:
