@@ -199,10 +199,14 @@ def _explain_batch(a: Arguments, plan: Mapping[str, Any], world: World, ledger: 
     for start in a.given.get("--rampup-batch-size", [])[:2]:
         number = ledger.integer(start, "--rampup-batch-size")
         if number is not None and number % (micro * ranks):
-            ledger.problem(
+            sentence = (
                 f"--rampup-batch-size {start} is not a multiple of micro batch {micro} × {ranks} data-parallel ranks ="
                 f" {micro * ranks}"
             )
+            if "--load" in a.given:  # a run that goes on behind its ramp never meets the check
+                ledger.warn(f"{sentence}: Megatron refuses that until the ramp has passed")
+            else:
+                ledger.problem(sentence)
     return whole if whole is not None else micro * ranks
 
 

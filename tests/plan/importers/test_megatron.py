@@ -243,6 +243,12 @@ def test_rampup_must_fit_the_ranks(tmp_path: Path) -> None:
     """Megatron refuses ramp steps that do not divide; so does the import, with the numbers."""
     result = imported(tmp_path, script("--rampup-batch-size 12 8 1000 --global-batch-size 64"), cluster=DGX)
     assert said(result, "--rampup-batch-size 12 is not a multiple of micro batch 1 × 8 data-parallel ranks = 8")
+    assert result.problems
+    resumed = imported(
+        tmp_path, script("--rampup-batch-size 12 8 100 --global-batch-size 64 --load checkpoints --bf16")
+    )
+    assert not resumed.problems
+    assert said(resumed, "--rampup-batch-size 12 is not a multiple", "refuses that until the ramp has passed")
     assert said(result, "the forecast is for the full batch 64")
 
 
