@@ -146,10 +146,11 @@ class ChunkCompiler:
         buffer = self.builder.take(name, stream, spec)
         self._entry = (self.builder.port_of(buffer), buffer)
 
-    def _compute(
+    def compute(
         self, phase: Phase, kind: str, number: int, piece: str, reads: tuple[int, ...], writes: tuple[int, ...],
         body: tuple[KernelCall, ...], after: tuple[int, ...] = (), transient_bytes: int = 0,
     ) -> int:  # fmt: skip
+        """Emit a compute instruction; the first of the block frees what was to be freed on entry."""
         entry, self._entry = self._entry, None
         if entry is not None:
             after = (*after, -1 - entry[0])
@@ -197,7 +198,7 @@ class ChunkCompiler:
         after = tuple(-1 - self.first_waits.pop(b) for b in buckets if b in self.first_waits)
         if self.shards is not None:
             after, self.shards.after = (*after, *self.shards.after), ()
-        self._compute(phase, step.kind, number, step.piece, reads, writes, step.body, after, step.transient_bytes)
+        self.compute(phase, step.kind, number, step.piece, reads, writes, step.body, after, step.transient_bytes)
         if self.after_grad is not None:
             for name in dict.fromkeys(n[2:] for n in step.writes if n.startswith("g:")):
                 self.after_grad(name)
@@ -207,7 +208,7 @@ class ChunkCompiler:
         spec = unit.tensors[name]
         buffer = self.builder.buffer(Buffer(spec.shape, spec.dtype, spec.pool, name))
         body = (KernelCall("copy", spec.shape, spec.dtype),)
-        self._compute("F", "LOAD", number, name, (), (buffer,), body)
+        self.compute("F", "LOAD", number, name, (), (buffer,), body)
         return buffer
 
 

@@ -91,23 +91,26 @@ class CallPlacer:
             self._fresh.discard(chunk)
             call = self._latest = self._done[slot] = self._call(self.b.index[f"F{chunk}"], slot.micro, ports)
             self._shards |= self._ports(call, "shard.")
+            if self.b.edges.partitioned:
+                self._release(slot, call, "x_done")
             return call
         last = slot == self._last[chunk]
         block = self.b.index[f"B{chunk}.last" if last else f"B{chunk}"]
         call = self._call(block, slot.micro, ports, self._done[Slot("F", slot.micro, chunk)])
         self._latest = self._done[slot] = call
         self._shards |= self._ports(call, "shard.")
-        self._release(slot, call)
+        if not self.b.edges.partitioned:
+            self._release(Slot("F", slot.micro, chunk), call, "x_done")
+        self._release(slot, call, "d_done")
         if last:
             self._reduced |= self._ports(call, "bucket.")
         return call
 
-    def _release(self, slot: Slot, call: int) -> None:
-        """A backward has finished with the slots its input and its gradient arrived in."""
-        for consumer, token in ((Slot("F", slot.micro, slot.chunk), "x_done"), (slot, "d_done")):
-            if consumer in self._arrived:
-                ring = self._rings[consumer.phase == "B", slot.chunk]
-                ring.free.append((self._arrived[consumer][1], self._port(call, token)))
+    def _release(self, consumer: Slot, call: int, token: str) -> None:
+        """A call has finished with the slot in which a consumer's input (or gradient) arrived, if it arrived."""
+        if consumer in self._arrived:
+            ring = self._rings[consumer.phase == "B", consumer.chunk]
+            ring.free.append((self._arrived[consumer][1], self._port(call, token)))
 
     def receive(self, consumer: Slot) -> None:
         """Post the receive of a slot's input."""
@@ -121,7 +124,8 @@ class CallPlacer:
         backward = producer.phase == "B"
         payload = self._port(self._done[producer], "out")
         call = self._call(self.b.send(backward, producer.chunk), producer.micro, {"payload": payload})
-        self._sent.setdefault((backward, producer.chunk), []).append(self._port(call, "sent"))
+        if backward or not self.b.edges.kept:
+            self._sent.setdefault((backward, producer.chunk), []).append(self._port(call, "sent"))
 
     def exchange(self, producer: Slot, consumer: Slot) -> None:
         """Send a slot's result and receive the opposite from the same neighbour, in one batch."""

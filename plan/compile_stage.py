@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from plan.builder import BlockBuilder
 from plan.compile_blocks import ChunkCompiler, Rings, StageNames, UnitPlan, exchange_block, transfer_block, unit_plan
+from plan.compile_edges import Edges
 from plan.compile_shards import BlockShards, Shards
 from plan.compile_step import close_block, open_block, reduce_bucket
 from plan.deepspeed import gathers_at_once, gradient_way, is_deepspeed, overlaps_gradients
@@ -37,6 +38,7 @@ class StageBlocks:
         self.blocking = batched or is_deepspeed(plan)  # transfers block the host
         self._last = {slot.chunk: i for i, slot in enumerate(slots) if slot.phase == "B"}
         self.rings = Rings()
+        self.edges = Edges(e, plan, self.rings)
         self.blocks: list[Block] = []
         self.index: dict[str, int] = {}
         self.in_ports: list[tuple[tuple[str, int], ...]] = []
@@ -92,10 +94,6 @@ class StageBlocks:
         self.index[name] = len(self.blocks) - 1
         return self.index[name]
 
-    def _edge(self) -> Buffer:
-        """What crosses a chunk's boundary: the residual stream, or its gradient."""
-        return Buffer((self.e.local_tokens, self.e.hidden), self.e.dtype, "act", "edge")
-
     def first(self, chunk: int) -> bool:
         return self.stage == 0 and chunk == 0
 
@@ -109,14 +107,14 @@ class StageBlocks:
         waits = {b: builder.take(f"weights.{b}", "dp", None) for b in used} if ahead else {}
         compiler = ChunkCompiler(builder, self.names, self.rings, waits, self.e.serial)
         builder.follow("previous")
-        if not self.last(chunk):
-            compiler.free_on_entry("sent", "send_fwd", self._edge())
+        if not (self.last(chunk) or self.edges.kept):
+            compiler.free_on_entry("sent", "send_fwd", self.edges.carried())
         plans = self.chunks[chunk]
         compiler.shards = shards = BlockShards(self.shards, builder, "F", [plan.number for plan in plans])
         if self.first(chunk):
             flow = compiler.load(plans[0].unit, 0, "tokens")
         else:
-            flow = builder.take("x", self._arrival(False), self._edge())
+            flow = self._arrive(compiler, "F", plans[0].number)
         for plan in plans:
             scope = {plan.unit.source: flow}
             if any("targets" in step.reads for step in plan.unit.forward):
@@ -128,10 +126,26 @@ class StageBlocks:
                 builder.give(f"{plan.number}.{name}", scope[name])
             flow = scope[plan.unit.output]
         if not self.last(chunk):
-            builder.give("out", flow)
+            self._depart(compiler, "F", plans[-1].number, flow)
         shards.leave()
         builder.give("tail", None, builder.last_of("compute"))
         return builder.finish()
+
+    def _arrive(self, compiler: ChunkCompiler, phase: Phase, unit: int) -> int:
+        """What a receive brought: `x` forward, `d` backward. Once joined, its slot is free (`x_done`, `d_done`)."""
+        name = "d" if phase == "B" else "x"
+        part = compiler.builder.take(name, self._arrival(phase == "B"), self.edges.carried())
+        if not self.edges.partitioned:
+            return part
+        whole = self.edges.join(compiler, phase, unit, f"edge.{name}", part)
+        compiler.builder.give(f"{name}_done", None, compiler.builder.last_of("compute"))
+        return whole
+
+    def _depart(self, compiler: ChunkCompiler, phase: Phase, unit: int, whole: int | None) -> None:
+        """Hand over what is to be sent."""
+        if self.edges.partitioned and whole is not None:
+            whole = self.edges.part(compiler, phase, unit, "edge.d" if phase == "B" else "edge.y", whole)
+        compiler.builder.give("out", whole)
 
     def _weights(self, chunk: int) -> list[str]:
         """Parameters a chunk's forward reads, in order."""
@@ -144,11 +158,12 @@ class StageBlocks:
         compiler = ChunkCompiler(builder, self.names, self.rings, serial=self.e.serial)
         builder.follow("previous")
         if not self.first(chunk):
-            compiler.free_on_entry("sent", "send_bwd", self._edge())
+            compiler.free_on_entry("sent", "send_bwd", self.edges.carried())
         scopes: dict[int, dict[str, int]] = {}
         for plan in self.chunks[chunk]:
             scopes[plan.number] = {n: self._take_saved(builder, chunk, plan, n) for n in plan.kept}
-        gradient = None if self.last(chunk) else builder.take("d", self._arrival(True), self._edge())
+        sent = None if self.last(chunk) or not self.edges.kept else self._take_sent(compiler, chunk)
+        gradient = None if self.last(chunk) else self._arrive(compiler, "B", self.chunks[chunk][-1].number)
         arrived = gradient
         if pending is not None:
             compiler.after_grad = lambda name: self._count_down(builder, pending, name)
@@ -170,11 +185,15 @@ class StageBlocks:
             for plan in reversed(self.chunks[chunk]):
                 self._add_fresh(builder, plan.number)
         if not self.first(chunk):
-            builder.give("out", gradient)
-            source = scopes[self.chunks[chunk][0].number][self.chunks[chunk][0].unit.source]
-            builder.give("x_done", None, builder.last_access(source))
-        if arrived is not None:
-            builder.give("d_done", None, builder.last_access(arrived))
+            self._depart(compiler, "B", order[-1], gradient)
+        if not self.edges.partitioned:
+            if not self.first(chunk):
+                source = scopes[order[-1]][self.chunks[chunk][0].unit.source]
+                builder.give("x_done", None, builder.last_access(source))
+            if arrived is not None:
+                builder.give("d_done", None, builder.last_access(arrived))
+            if sent is not None:
+                builder.discard(sent, builder.last_of("compute"))
         builder.give("tail", None, builder.last_of("compute"))
         return builder.finish()
 
@@ -196,9 +215,17 @@ class StageBlocks:
         refs, widest = (*fresh, *main), max(p.local_numel for p in params) * size
         builder.emit("W", "ACC", number, "grads", "compute", refs, refs, tuple(body), transient_bytes=widest)
 
+    def _take_sent(self, compiler: ChunkCompiler, chunk: int) -> int:
+        """The forward's output, kept until now; what was partitioned is gathered again."""
+        sent = compiler.builder.take("out", "compute", self.edges.carried(), consume=self.edges.partitioned)
+        if self.edges.partitioned:
+            self.edges.join(compiler, "B", self.chunks[chunk][-1].number, "edge.y", sent)
+        return sent
+
     def _take_saved(self, builder: BlockBuilder, chunk: int, plan: UnitPlan, name: str) -> int:
         spec = plan.unit.tensors[name]
-        received = plan is self.chunks[chunk][0] and name == plan.unit.source and not self.first(chunk)
+        first = plan is self.chunks[chunk][0] and name == plan.unit.source and not self.first(chunk)
+        received = first and not self.edges.partitioned  # else the slot's contents were joined into a buffer
         buffer = Buffer(spec.shape, spec.dtype, spec.pool, name)
         return builder.take(f"{plan.number}.{name}", "compute", buffer, consume=not received)
 
@@ -265,7 +292,9 @@ class StageBlocks:
             phase: Phase = "B" if backward else "F"
             comm = self._transfer("send", role, backward)
             stream: Stream = "send_bwd" if backward else "send_fwd"
-            self._block(name, transfer_block(name, "SEND", unit, phase, stream, comm, self._edge(), self.blocking))
+            self._block(
+                name, transfer_block(name, "SEND", unit, phase, stream, comm, self.edges.carried(), self.blocking)
+            )
         return self.index[name]
 
     def exchange(self, backward: bool, slot: int) -> int:
@@ -280,24 +309,24 @@ class StageBlocks:
             comm = self._transfer("exchange", role, backward)
             stream: Stream = "send_bwd" if backward else "send_fwd"
             unit = self.units[0][0 if backward else -1]
-            block = exchange_block(name, unit, phase, stream, comm, self._edge(), self._slot_buffer(ring))
+            block = exchange_block(name, unit, phase, stream, comm, self.edges.carried(), self._slot_buffer(ring))
             self._block(name, block)
         return self.index[name]
 
     def _slot_buffer(self, name: str) -> Buffer:
-        edge = self._edge()
+        edge = self.edges.carried()
         self.rings.claim(name, TensorSpec(edge.shape, edge.dtype, "comm"))
         return Buffer(edge.shape, edge.dtype, "comm", "edge", name)
 
     def _transfer(self, op: CommOp, role: Role, backward: bool) -> Comm:
-        edge = self._edge()
+        edge = self.edges.carried()
         channel = "pair" if self.batched else "bwd" if backward else "fwd"
         return Comm(op, role, edge.bytes, edge.dtype, channel)
 
     def close(self, reduced: list[str], sends: list[Stream]) -> int:
         """The block that ends the step."""
         has_head = self.model.layers + 1 in self.here
-        block = close_block(self.plan, self.parameters, self.scalars, has_head, reduced, sends, self._edge())
+        block = close_block(self.plan, self.parameters, self.scalars, has_head, reduced, sends, self.edges.carried())
         return self._block("close", block)
 
     def buffers(self) -> tuple[Buffer, ...]:

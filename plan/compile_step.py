@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plan.builder import BlockBuilder
-from plan.deepspeed import gathers_at_once, is_deepspeed, overlaps_gradients
+from plan.deepspeed import gathers_at_once, gradient_way, is_deepspeed, overlaps_gradients
 from plan.parallel import Plan
 from plan.parameters import Parameters, sharded_optimizer
 from plan.program import DTYPE_BYTES, Block, Bucket, Buffer, Comm, CommOp, KernelCall, Role, Stream, rank_wide
@@ -104,8 +104,11 @@ def close_block(
     role = _norm_role(plan)
     if role is not None:
         close.sum(("AR", "norm"), 0, role, loss + 1, 2, state)
-    for bucket in parameters.buckets:
-        _step(close, bucket, loss + 1)
+    gradients = [rank_wide(bucket.reduced_buffer) for bucket in parameters.buckets]
+    if gradient_way(plan) == "added":
+        gradients = [_widen(close, bucket) for bucket in parameters.buckets]
+    for bucket, gradient in zip(parameters.buckets, gradients, strict=True):
+        _step(close, bucket, gradient, loss + 1)
     waits = tuple(-1 - builder.port_of(p) for p in payloads)
     if sharded_optimizer(plan) and gathers_at_once(plan):
         stepped = builder.last_of("compute")
@@ -168,12 +171,27 @@ def _norm_role(plan: Plan) -> Role | None:
     return "model" if plan.tensor_parallel * plan.pipeline_parallel > 1 else None
 
 
-def _step(close: _Close, bucket: Bucket, stats: int) -> None:
+def _widen(close: _Close, bucket: Bucket) -> int:
+    """The rank's share of a gradient as the optimizer wants it: its parameters' gradients made flat, then widened
+    (`single_partition_of_fp32_groups[i].grad`). DeepSpeed does this for all groups before it steps the first."""
+    plan, state = close.plan, state_dtype(close.plan)
+    wide = close.builder.buffer(Buffer((bucket.shard_numel,), state, "work", f"wide gradient.{bucket.index}"))
+    size, narrow = (bucket.shard_numel,), plan.gradient_dtype
+    body = (KernelCall("copy", size, narrow), KernelCall("copy", size, narrow, f"{narrow}->{state}"))
+    flat_bytes = bucket.shard_numel * DTYPE_BYTES[narrow]
+    close.builder.emit(
+        "step", "CAST", bucket.index, "gradient", "compute", (rank_wide(bucket.reduced_buffer),), (wide,), body,
+        transient_bytes=flat_bytes,
+    )  # fmt: skip
+    return wide
+
+
+def _step(close: _Close, bucket: Bucket, gradient: int, stats: int) -> None:
     plan = close.plan
     state = [bucket.master_buffer, bucket.exp_avg_buffer, bucket.exp_avg_sq_buffer]
     if bucket.weight_buffer != bucket.master_buffer:
         state.append(bucket.weight_buffer)
     updated = tuple(rank_wide(b) for b in state)
     body = (KernelCall("adamw", (bucket.shard_numel,), state_dtype(plan), adamw_variant(plan)),)
-    reads = (rank_wide(stats), rank_wide(bucket.reduced_buffer), *updated)
+    reads = (rank_wide(stats), gradient, *updated)
     close.builder.emit("step", "STEP", bucket.index, "adamw", "compute", reads, updated, body)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels.registry import DTYPES
 from plan.program import Bucket
 from trainer.context import PieceContext
 from trainer.pieces import Results, piece
@@ -50,6 +51,18 @@ def add_fresh(ctx: PieceContext, *grads: Tensor) -> Results:
     return ()
 
 
+@piece("PART", "edge.y", "edge.d")
+def take_part(ctx: PieceContext, whole: Tensor) -> Results:
+    """This tensor-parallel rank's rows of what is sent to the next stage (or back)."""
+    return (whole.chunk(ctx.e.tp)[ctx.rank.coords.tp].clone(),)
+
+
+@piece("JOIN", "edge.x", "edge.y", "edge.d")
+def join_parts(ctx: PieceContext, gathered: Tensor) -> Results:
+    """All ranks' rows, copied out of the slot they were gathered in."""
+    return (gathered.clone(),)
+
+
 @piece("LOAD", "tokens")
 def load_tokens(ctx: PieceContext) -> Results:
     """Token ids (T,) of the micro-batch in (position, sample) order."""
@@ -81,6 +94,13 @@ def norm(ctx: PieceContext, *reads: Tensor) -> Results:
     return (stats,)
 
 
+@piece("CAST", "gradient")
+def widen_share(ctx: PieceContext, gradient: Tensor) -> Results:
+    """This rank's share of the gradient of the bucket numbered by the unit, in the optimizer's type."""
+    share = share_of(ctx.rank.program.buckets[ctx.unit], ctx.rank.coords.dp)
+    return (gradient[share].to(DTYPES[ctx.e.stat], copy=True),)
+
+
 @piece("STEP", "adamw")
 def optimizer_step(ctx: PieceContext, stats: Tensor, gradient: Tensor, master: Tensor, *state: Tensor) -> Results:
     """Clip and AdamW for this rank's share of the bucket numbered by the unit; the weights' share follows."""
@@ -94,8 +114,6 @@ def optimizer_step(ctx: PieceContext, stats: Tensor, gradient: Tensor, master: T
     weight = state[2][held] if len(state) > 2 else None
     if gradient.numel() > bucket.shard_numel:  # DeepSpeed reduces all of it and steps its share
         gradient = gradient[share]
-    if gradient.dtype != exp_avg.dtype:
-        gradient = gradient.to(exp_avg.dtype)
     ctx.ops.adamw(
         master[held] if weight is None else master,
         gradient,

@@ -150,6 +150,8 @@ class CpuStreams:
         issued = time.perf_counter()
         if op.stream != "compute":
             self._threads[op.stream].put(op, issued)
+            if op.host_sync:
+                self._threads[op.stream].wait(op.ordinal, "the host")
             return
         self.status.set("compute", op.id)
         if op.waits:

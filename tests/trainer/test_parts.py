@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -144,6 +145,19 @@ def test_streams_keep_their_order_and_their_waits(streams: CpuStreams) -> None:
     assert set(stamps) == {0, 1, 2, 3}
     assert stamps[1].start_s >= stamps[0].end_s
     assert stamps[3].ready_s >= stamps[1].end_s
+
+
+def test_the_host_waits_where_an_instruction_blocks_it(streams: CpuStreams) -> None:
+    done: list[int] = []
+
+    def slow() -> None:
+        time.sleep(0.05)
+        done.append(0)
+
+    streams.begin(0, record=False)
+    streams.issue(replace(_op(0, "dp", 0, slow), host_sync=True))
+    done.append(1)
+    assert done == [0, 1]
 
 
 def test_a_wait_that_cannot_end_says_who_waits_for_what(streams: CpuStreams) -> None:
