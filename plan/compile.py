@@ -34,6 +34,8 @@ def compile_plan(model: Model, plan: Plan) -> StepProgram:
     classes = tuple(
         _stage(model, plan, e, units[stage], placed[stage], stage) for stage in range(plan.pipeline_parallel)
     )
+    if plan.launch_blocking:
+        classes = tuple(_blocking(stage) for stage in classes)
     program = StepProgram(
         classes=classes,
         class_of=tuple(coordinates(plan, rank)["pp"] for rank in range(plan.world)),
@@ -57,6 +59,15 @@ def _stage(model: Model, plan: Plan, e: Extents, units: Units, placement: Placem
     else:
         placer.separate()
     return placer.program()
+
+
+def _blocking(stage: RankProgram) -> RankProgram:
+    """Every instruction blocks the host, so that each launch is paid for in full."""
+    blocks = (
+        replace(block, instructions=tuple(replace(i, host_sync=True) for i in block.instructions))
+        for block in stage.blocks
+    )
+    return replace(stage, blocks=tuple(blocks))
 
 
 def batches_transfers(plan: Plan) -> bool:
@@ -125,7 +136,8 @@ def implementation_rules(plan: Plan) -> dict[str, str]:
     blocking = "one blocking send or receive after another, in the order of DeepSpeed's TrainSchedule"
     whole, bucket = "none: one flat gradient, all-reduced as one", f"{plan.communication.bucket_mb:g} MB"
     batched = "a send paired with the opposite receive of the same neighbour, the host blocked on each"
-    return {
+    launches = {"launches": "blocking, as CUDA_LAUNCH_BLOCKING=1 has it"} if plan.launch_blocking else {}
+    return launches | {
         "implementation": plan.implementation,
         "pipeline": blocking if is_deepspeed(plan) else batched if batches_transfers(plan) else separate,
         "buckets": whole if is_deepspeed(plan) else f"close at {bucket} of {plan.gradient_dtype} gradient",

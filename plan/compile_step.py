@@ -126,8 +126,9 @@ def state_dtype(plan: Plan) -> str:
 
 
 def adamw_variant(plan: Plan) -> str:
-    """The operator's variant: weights in the plan's precision, gradients where they are not of the state's type."""
-    narrow = plan.gradient_dtype != state_dtype(plan)
+    """The operator's variant: weights in the plan's precision, gradients where they are not of the state's type (or
+    widened before, as DeepSpeed does)."""
+    narrow = plan.gradient_dtype != state_dtype(plan) and gradient_way(plan) != "added"
     return f"{plan.precision}+{plan.gradient_dtype}" if narrow else plan.precision
 
 

@@ -93,6 +93,8 @@ class Plan:
     gradient_dtype: Literal["fp64", "fp32", "bf16", "fp16"] = "fp32"
     attention: Literal["unfused", "flash", "cudnn"] = "flash"
     kernels: Literal["eager", "compiled", "triton"] = "eager"
+    launch_blocking: bool = False
+    """CUDA_LAUNCH_BLOCKING=1: the host waits for the end of everything it launches."""
     loss_chunks: int = 1
     hybrid: Literal["none", "zero3-ffn"] = "none"
     gradient_compression: Literal["none", "onebit-adam"] = "none"

@@ -9,8 +9,10 @@ handed the tensors in the order of `reads`, returning new tensors in the order o
 
 What backward reads of forward's names is what is saved. A name read by backward that forward left in a gather slot is
 gathered again (`W AG`), never kept. Optional arguments (a bias, a LayerNorm's mean) are simply absent.
-`implementation: megatron` (forecast only) also keeps what Megatron-LM keeps: dropout masks (`mask.*`), dropped
-probabilities, the activation's output `a`, fp32 logits; its bodies hold the extra passes of its unfused kernels.
+The layers of `implementation: megatron` (forecast only) and `deepspeed` also keep what Megatron-LM keeps: dropout masks
+(`mask.*`), dropped probabilities, the activation's output `a`, fp32 logits; their bodies hold the extra passes of its
+unfused kernels. Under `deepspeed` (`plan.deepspeed`) `g:NAME` is the gradient that a backward makes, which ACC adds to
+the main one.
 
 | (kind, piece) | arguments | results |
 | --- | --- | --- |
@@ -34,6 +36,7 @@ probabilities, the activation's output `a`, fp32 logits; its bodies hold the ext
 | W mlp.core | dz, a, y, du, g:down, g:up [, g:up bias] | |
 | F head.logits | y, w:head | logits, rowmax |
 | F head.exp | logits, rowmax, targets | sums (2,T): Σ exp(logit − rowmax) but the target's; the target's logit |
+| PART edge.y, edge.d / JOIN edge.x, edge.y, edge.d | what is sent / was gathered | this rank's rows / all |
 | F head.loss | logits, rowmax, sums, targets, s:loss | (logits become their gradient; s:loss += loss) |
 | I head.logits | logits, w:head | dy |
 | W head.logits | logits, y, g:head | |

@@ -171,6 +171,7 @@ class PlanSpec(Spec):
     gradient_dtype: Annotated[Literal["fp64", "fp32", "bf16", "fp16"] | None, Auto] = None
     attention: Annotated[Literal["unfused", "flash", "cudnn"] | None, Auto] = None
     kernels: Annotated[Literal["eager", "compiled", "triton"] | None, Auto] = None
+    launch_blocking: bool = False
     loss_chunks: Annotated[Count | None, Auto] = None
     hybrid: Literal["none", "zero3-ffn"] = "none"
     gradient_compression: Literal["none", "onebit-adam"] = "none"

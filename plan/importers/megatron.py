@@ -67,6 +67,7 @@ def translate(script: Script, folder: Path, request: Request, ledger: Ledger) ->
     cluster, world = _cluster(script, launch, said, request, ledger)
     model = _model(arguments, request, ledger)
     plan = plan_section(arguments, _layers(model), ledger)
+    plan |= _launches(script, ledger)
     run: dict[str, Any] = {"model": model, "plan": plan}
     if cluster:
         run = {"model": model, "cluster": cluster, "plan": plan}
@@ -79,6 +80,14 @@ def translate(script: Script, folder: Path, request: Request, ledger: Ledger) ->
         if isinstance(said.get(section), Mapping):
             run[section] = presets.merge(run.get(section, {}), said[section])
     return run
+
+
+def _launches(script: Script, ledger: Ledger) -> dict[str, Any]:
+    """CUDA_LAUNCH_BLOCKING, which BLOOM needed against hangs."""
+    if script.expander.variables.get("CUDA_LAUNCH_BLOCKING", "0") != "1":
+        return {}
+    ledger.note("CUDA_LAUNCH_BLOCKING=1: the host waits for every kernel, plan.launch_blocking")
+    return {"launch_blocking": True}
 
 
 def _program(launch: Launch, ledger: Ledger) -> None:

@@ -16,7 +16,7 @@ GIB = 2**30
 PRETRAIN = {"implementation": "megatron", "precision": "fp16", "zero_stage": 0}
 GPT = {"dropout": 0.1, "attention_dropout": 0.1}
 TR11 = {
-    "implementation": "megatron", "tensor_parallel": 8, "pipeline_parallel": 10, "zero_stage": 1, "recompute": "full",
+    "implementation": "deepspeed", "tensor_parallel": 8, "pipeline_parallel": 10, "zero_stage": 1, "recompute": "full",
 }  # fmt: skip
 
 
@@ -243,19 +243,17 @@ def test_017_two_replicas_take_half_the_time() -> None:
     assert one / two == pytest.approx(alone["sec_per_iter"] / paired["sec_per_iter"], rel=0.03)
 
 
-@pytest.mark.xfail(
-    reason="DeepSpeed's own buffers and the device context are not counted: 20 GiB too little", strict=True
-)
-def test_017_memory_within_15_percent() -> None:
-    table = case("017")["observed"]["table"]
-    for row, nodes in ((table[1], 10), (table[2], 20)):
-        found = forecast(
-            model=bloom_like(80, 14400),
-            cluster={"preset": "dgx-a100-80gb", "nodes": nodes, "nics": JEAN_ZAY},
-            plan=TR11 | {"global_batch_size": 40},
-        )
-        reserved = found.memory.peak_reserved_gib + found.memory.context_gib
-        assert reserved == pytest.approx(row["mem_gb"], rel=0.15)
+@pytest.mark.parametrize(("row", "layers", "heads", "stages"), [(0, 8, 32, 1), (1, 80, 96, 10), (2, 80, 96, 10)])
+def test_017_memory_within_15_percent(row: int, layers: int, heads: int, stages: int) -> None:
+    """Fresh bf16 gradients beside fp32 ones; still 5 to 11 GB light (communicators' buffers, fragmentation)."""
+    observed = case("017")["observed"]["table"][row]
+    found = forecast(
+        model=bloom_like(layers, 14400, heads),
+        cluster={"preset": "dgx-a100-80gb", "gpus": observed["gpus"], "nics": JEAN_ZAY},
+        plan=TR11 | {"pipeline_parallel": stages, "global_batch_size": 40},
+    )
+    reserved = found.memory.peak_reserved_gib + found.memory.context_gib
+    assert reserved == pytest.approx(observed["mem_gb"], rel=0.15)
 
 
 NEOX = {

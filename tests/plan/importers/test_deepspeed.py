@@ -248,6 +248,25 @@ def test_bf16_optimizer_shards_by_itself(tmp_path: Path) -> None:
     assert result.run_dict["plan"]["implementation"] == "deepspeed"
 
 
+def test_the_engine_around_megatrons_layers(tmp_path: Path) -> None:
+    """fp32 gradients beside bf16 weights, fp16 beside fp16; nothing is said to stand for something else."""
+    for precision, gradients in (("bf16", None), ("fp16", "fp16")):
+        text = {precision: {"enabled": True}, "zero_optimization": {"stage": 1}, "gradient_clipping": 1.0}
+        result = beside(tmp_path, text, f"--{precision}")
+        plan = result.run_dict["plan"]
+        assert (plan["implementation"], plan["attention"], plan["zero_stage"]) == ("deepspeed", "unfused", 1)
+        assert plan.get("gradient_dtype") == gradients
+        assert not any("implementation" in warning for warning in result.warnings)
+
+
+def test_blocking_launches_are_read_from_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps({"bf16": {"enabled": True}, "gradient_clipping": 1.0}))
+    for before, blocking in (("export CUDA_LAUNCH_BLOCKING=1", True), ("export CUDA_LAUNCH_BLOCKING=0", None)):
+        text = script("--bf16 --deepspeed --deepspeed_config ds.json", before=before)
+        result = imported(tmp_path, text)
+        assert result.run_dict["plan"].get("launch_blocking") is blocking
+
+
 @given(st.text(alphabet='{}[]",:\\/*# \n1e-.TrueNone$', max_size=50))
 def test_any_text_is_json_or_refused(text: str) -> None:
     """No text fails in another way than an InputError."""
