@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -105,7 +106,9 @@ class RunSource:
     def _variables(self) -> dict[str, str]:
         pairs = [text.partition("=") for text in self.variables]
         wrong = [
-            f"--var {name!r}: write NAME=VALUE" for name, equals, _ in pairs if not (equals and name.isidentifier())
+            f"--var {name!r}: write NAME=VALUE, or 1=VALUE for the script's first argument"
+            for name, equals, _ in pairs
+            if not equals or not (name.isidentifier() or name.isdecimal())
         ]
         if wrong:
             raise InputError(wrong)
@@ -115,6 +118,9 @@ class RunSource:
 def _with_remedy(problem: str) -> str:
     """The option that mends what an importer found missing."""
     undefined = "is not defined in the script" in problem or "are not defined in the script" in problem
+    argument = re.search(r"the script's argument \$(\d+)", problem)
+    if argument and not undefined:
+        return f"{problem}; --var {argument[1]}=VALUE gives it"
     return f"{problem}; --var NAME=VALUE defines it" if undefined else problem
 
 

@@ -34,8 +34,8 @@ MAXIMUM_DEPTH = 40
 
 
 def read_script(text: str, variables: Mapping[str, str] | None = None, path: Path | None = None) -> Script:
-    """Evaluate a script. `variables` are set beforehand, as if exported; `path` is where it stands, for the files
-    beside it. Raises `InputError` when the text is not a script.
+    """Evaluate a script. `variables` are set beforehand, as if exported; the names 1, 2, … are the script's arguments.
+    `path` is where it stands, for the files beside it. Raises `InputError` when the text is not a script.
     """
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     script = Script(text, path.parent if path else None)
@@ -43,6 +43,9 @@ def read_script(text: str, variables: Mapping[str, str] | None = None, path: Pat
     script.expander.name = f"./{path.name if path else 'script.sh'}"
     script.expander.variables |= slurm_variables(text)
     script.expander.variables |= dict(variables or {})
+    arguments = sorted((int(name), value) for name, value in (variables or {}).items() if name.isdigit())
+    if arguments:
+        script.expander.variables["@"] = [value for _, value in arguments]
     try:
         _Walk(script).run(parse(text))
     except RecursionError:

@@ -86,7 +86,7 @@ class Flow:
             self.run(otherwise)
             return
         condition, body = branches[0]
-        self.expander.tested.clear()
+        self.expander.tested = []
         status = self.run(condition)
         if status is True:
             self.run(body)
@@ -97,15 +97,16 @@ class Flow:
             self.either_way([body, rest], self.because(f"the condition in line {line}"))
 
     def because(self, what: str) -> str:
-        """`what` is unknown, with the undefined variables that it asks about."""
-        names = list(dict.fromkeys(entry.detail for entry in self.expander.tested if entry.kind == "undefined"))
-        self.expander.tested.clear()
-        if not names:
-            return what
+        """`what` is unknown, with the undefined variables and arguments that it asks about."""
+        tested, self.expander.tested = self.expander.tested, []
+        names = list(dict.fromkeys(entry.detail for entry in tested if entry.kind == "undefined"))
+        given = list(dict.fromkeys(entry.detail for entry in tested if entry.kind == "positional"))
         beside = f" ({self.expander.unread})" if self.expander.unread else ""
-        if len(names) == 1:
-            return f"{what}, where the variable {names[0]} is not defined in the script{beside}"
-        return f"{what}, where the variables {', '.join(names)} are not defined in the script{beside}"
+        if names:
+            one = len(names) == 1
+            which = f"variable {names[0]} is" if one else f"variables {', '.join(names)} are"
+            return f"{what}, where the {which} not defined in the script{beside}"
+        return f"{what}, which asks for the script's argument {given[0]}" if given else what
 
     def either_way(self, bodies: list[list[Node]], reason: str) -> None:
         """Follow every body from the same state; variables they leave different become unknown for `reason`."""
@@ -140,7 +141,7 @@ class Flow:
 
     def while_(self, node: tree.While) -> None:
         """A loop that ends before it begins is passed over; how often another runs is unknown."""
-        self.expander.tested.clear()
+        self.expander.tested = []
         status = self.run(node.condition) if node.condition else None
         if status is None or status == (not node.until):
             self.either_way([node.body, []], self.because(f"the loop in line {node.line}"))

@@ -59,6 +59,14 @@ def test_an_undefined_variable_names_the_option_that_defines_it(script: Path, wt
     assert "$TP is not defined in the script; --var NAME=VALUE defines it" in called.err
 
 
+def test_an_argument_of_the_script_is_given_as_a_variable(script: Path, wt: Call) -> None:
+    script.write_text(SCRIPT.replace("${TP}", "$1"))
+    called = wt("forecast", script, "--cluster", "dgx-h100", "--nodes", 1)
+    assert "it comes from the script's argument $1; --var 1=VALUE gives it" in called.err
+    found = wt("forecast", script, "--cluster", "dgx-h100", "--nodes", 1, "--var", "1=4", "--json").json
+    assert found["run"]["plan"]["tensor_parallel"] == 4
+
+
 def test_an_exported_run_imports_as_the_same_plan(script: Path, wt: Call, tmp_path: Path) -> None:
     called = wt("export", script, *HERE, "--output", tmp_path / "out.sh")
     assert called.code == 0

@@ -129,6 +129,16 @@ def test_what_an_undefined_variable_decides_is_unknown(condition: str) -> None:
     assert "the condition in line 1, where the variable $N is not defined in the script" in reason.sentence()
 
 
+def test_arguments_of_the_script_may_be_given() -> None:
+    """As variables of the names 1, 2, …; what asks for one says so."""
+    text = 'if [ "$1" = big ]; then V=8; else V=1; fi\ngo $V $# "$@"'
+    given = read_script(text, {"1": "big", "2": "x"})
+    assert given.commands[0].words == ("go", "8", "2", "big", "x")
+    without = read_script(text)
+    (reason,) = without.expander.why(without.commands[0].words[1])
+    assert "the condition in line 1, which asks for the script's argument $1" in reason.sentence()
+
+
 def test_a_default_makes_a_test_of_an_undefined_variable_known() -> None:
     """`${N:-0}` says what is meant."""
     assert run('if [ "${N:-0}" = 1 ]; then V=yes; else V=no; fi\ngo $V') == ["go", "no"]
