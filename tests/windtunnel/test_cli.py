@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 
 from plan.errors import InputError
+from windtunnel import __main__, cli, demo
 from windtunnel.commands import COMMANDS
 from windtunnel.edge import EXIT_FAULT, outcome
 from windtunnel.output import json_text
@@ -126,3 +128,47 @@ def test_an_ascii_terminal_gets_question_marks_and_no_traceback() -> None:
     done = python(code, PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
     assert "rank 0 of 2" in done.stdout
+
+
+def test_ctrl_c_is_one_line_from_the_first_import_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever is interrupted: the import of the command line, or a command."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "main", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        __main__.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "stopped\n"
+
+
+class Child:
+    """A process that is waited for when Ctrl-C comes; it has an exit code or none yet."""
+
+    def __init__(self, code: int | None) -> None:
+        self.code, self.terminated = code, False
+
+    def communicate(self) -> tuple[str, str]:
+        raise KeyboardInterrupt
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        if self.code is None and timeout_s is not None:
+            raise subprocess.TimeoutExpired("calibrate", timeout_s)
+        return self.code or -15
+
+    def terminate(self) -> None:
+        self.terminated = True
+
+
+def test_the_demo_lets_its_calibration_say_that_it_was_stopped() -> None:
+    """A terminal interrupts both; one line is enough. A child that was not interrupted is ended."""
+    spoke, silent = Child(130), Child(None)
+    with pytest.raises(typer.Exit) as ended:
+        demo._finished(spoke)  # type: ignore[arg-type]
+    assert (ended.value.exit_code, spoke.terminated) == (130, False)
+    with pytest.raises(KeyboardInterrupt):
+        demo._finished(silent)  # type: ignore[arg-type]
+    assert silent.terminated
