@@ -106,7 +106,7 @@ def residual_stream() -> Iterator[Case]:
     stream, z, d, bias = bf16(rows, width), bf16(rows, width), bf16(rows, width), bf16(width)
     dropout = Dropout.at(0.1, seed=1, step=1, layer=1, site=1)
     tokens, elements = torch.arange(rows, device="cuda")[:, None], torch.arange(width, device="cuda")
-    mask, grad = Mask(dropout, tokens, elements), torch.zeros(width, device="cuda")
+    mask, grad = Mask(dropout, tokens, elements, 0), torch.zeros(width, device="cuda")
     shape = f"{rows}x{width} bf16"
     calls: dict[str, Call] = {"ours": lambda: residual.residual_forward(stream, z, bias, mask)}
     add_peer(calls, "eager", lambda: lambda: stream + F.dropout(z + bias, 0.1))

@@ -38,7 +38,8 @@ SHORT = (
     and triton.__version__.startswith("3.6.")
     and hasattr(torch._C, "_cuda_getCurrentRawStream")
 )
-"""Whether compiled kernels are called past Triton: that relies on `CompiledKernel.run` as Triton 3.6 has it.
+"""Whether compiled kernels are called past Triton: that relies on `CompiledKernel` and its launcher as Triton 3.6 has
+them.
 
 WINDTUNNEL_SHORT_LAUNCH=0 switches it off.
 """
@@ -129,12 +130,9 @@ class Direct:
             found = self._find(key, grid, tensors, numbers, constants)
             if found is None:
                 return
-        run, function, metadata, trailing = found
+        run, head, trailing = found
         y = grid[1] if len(grid) > 1 else 1
-        run(
-            grid[0], y, 1, _current_stream(device), function, metadata, None, None, None,
-            *addresses, *numbers, *trailing,
-        )  # fmt: skip
+        run(grid[0], y, 1, _current_stream(device), *head, *addresses, *numbers, *trailing)
 
     def _find(
         self,
@@ -156,8 +154,19 @@ class Direct:
             return found
         compiled = self.kernel[grid](*tensors, *numbers, **constants)
         trailing = tuple(constants[name] for name in self.constants)
-        self.compiled[coarse] = compiled.run, compiled.function, compiled.packed_metadata, trailing
+        self.compiled[coarse] = *_entry(compiled), trailing
         return None
+
+
+def _entry(compiled: Any) -> tuple[Any, tuple[Any, ...]]:
+    """(what launches a compiled kernel, what it wants between the stream and the addresses): Triton's C function where
+    the kernel needs no scratch memory, else the Python around it, which allocates that."""
+    run = compiled.run
+    hooks = (compiled.packed_metadata, None, None, None)
+    if getattr(run, "global_scratch_size", 1) or getattr(run, "profile_scratch_size", 1):
+        return run, (compiled.function, *hooks)
+    scratch = (None, None)
+    return run.launch, (compiled.function, run.launch_cooperative_grid, run.launch_pdl, *scratch, *hooks)
 
 
 def _specialisation(number: Any) -> Any:

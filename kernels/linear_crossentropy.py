@@ -1,8 +1,7 @@
 """The language-model head and its loss without the logits: chunks of rows, gradients formed in the same pass.
 
 For each chunk of rows: logits = x·Wᵀ into one reused buffer; the row kernel turns them into the loss and, in place,
-into their gradient; dx = dlogits·W; dW += dlogitsᵀ·x. Logits and dx are made PRODUCT_ROWS of the chunk at a time; dW
-takes the whole chunk, because each addition reads and writes all of it. The weight gradient accumulates in fp32 (a
+into their gradient; dx = dlogits·W; dW += dlogitsᵀ·x. The weight gradient accumulates in fp32 (a
 bf16 accumulator would round at every chunk), straight into the caller's main gradient when it is given; without one,
 the first chunk writes a new fp32 tensor instead of adding to zeros.
 
@@ -27,8 +26,6 @@ Tensor = torch.Tensor
 BUFFER_BYTES = 512 * 2**20
 """Largest logits buffer, unless one tile of ROW_TILE rows is larger."""
 ROW_TILE = 128
-PRODUCT_ROWS = 1024
-"""Rows of a product with the weight."""
 
 
 class LinearCrossEntropy(NamedTuple):
@@ -72,7 +69,6 @@ def linear_cross_entropy(
     weight_grad: Tensor | None = None,
     gradient: bool = True,
     chunk_rows: int | None = None,
-    product_rows: int = PRODUCT_ROWS,
     launcher: Launcher = direct,
 ) -> LinearCrossEntropy:
     """Loss and gradients of rows x (rows, hidden) against weight (vocab, hidden) and target int64 (rows,).
@@ -92,23 +88,20 @@ def linear_cross_entropy(
         dweight = make((vocab, x.shape[1]), dtype=grad_type, device=x.device)
     buffer = torch.empty((min(chunk, rows), vocab), dtype=x.dtype, device=x.device)
     for first in range(0, rows, chunk):
-        last = min(first + chunk, rows)
-        for start in range(first, last, product_rows):
-            part = slice(start, min(start + product_rows, last))
-            logits = buffer[part.start - first : part.stop - first]
-            torch.mm(x[part], weight.t(), out=logits)
-            loss_part, _ = cross_entropy(
-                logits, target[part], scale=scale, z_loss=z_loss,
-                row_weight=None if row_weight is None else row_weight[part], vocab_size=vocab_size,
-                ignore_index=ignore_index, in_place=True, gradient=gradient, launcher=launcher,
-            )  # fmt: skip
-            loss[part] = loss_part
-            if dx is not None:
-                torch.mm(logits, weight, out=dx[part])
+        part = slice(first, min(first + chunk, rows))
+        x_part, logits = x[part], buffer[: part.stop - part.start]
+        torch.mm(x_part, weight.t(), out=logits)
+        loss_part, _ = cross_entropy(
+            logits, target[part], scale=scale, z_loss=z_loss,
+            row_weight=None if row_weight is None else row_weight[part], vocab_size=vocab_size,
+            ignore_index=ignore_index, in_place=True, gradient=gradient, launcher=launcher,
+        )  # fmt: skip
+        loss[part] = loss_part
         if gradient:
+            assert dx is not None
             assert dweight is not None
-            add = first > 0 or weight_grad is not None
-            accumulate_product(dweight, buffer[: last - first].t(), x[first:last], add=add)
+            torch.mm(logits, weight, out=dx[part])
+            accumulate_product(dweight, logits.t(), x_part, add=first > 0 or weight_grad is not None)
     return LinearCrossEntropy(loss, dx, dweight if gradient else None)
 
 

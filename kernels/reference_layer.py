@@ -22,11 +22,12 @@ Tensor = torch.Tensor
 class Mask:
     """A dropout mask by its coordinates: `dropout` names probability and random stream (`kernels.random.Dropout`);
     `tokens` int64 holds the global token of every row, broadcastable against `elements`, int64, the global column of
-    every element."""
+    every element. `first_element`: where those columns follow one another, the first of them (else None)."""
 
     dropout: Any
     tokens: Tensor
     elements: Tensor
+    first_element: int | None = None
 
     def apply(self, x: Tensor) -> Tensor:
         """x · mask / (1 − p): forward and backward of dropout are this one function."""

@@ -95,9 +95,8 @@ class _Maker:
         from kernels.random import Dropout
 
         tokens = torch.arange(rows, device=self.device)[:, None]
-        return reference_layer.Mask(
-            Dropout.at(0.1, seed=0, step=0, layer=0, site=0), tokens, torch.arange(width, device=self.device)
-        )
+        dropout, elements = Dropout.at(0.1, seed=0, step=0, layer=0, site=0), torch.arange(width, device=self.device)
+        return reference_layer.Mask(dropout, tokens, elements, first_element=0)
 
 
 def _gemm(m: _Maker) -> Inputs:

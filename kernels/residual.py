@@ -3,10 +3,10 @@
     forward:   out = residual + mask·(z + bias)/(1 − p)          in residual's type
     backward:  dz = mask·d/(1 − p);  bias gradient += Σ over rows of dz, fp32
 
-The mask is `kernels/random.py`'s, by the global token of each row and the global column of each element, which come as
-tensors: a rank's rows may be any tokens. Bias gradients are deterministic: stripes of rows keep partial sums, and a
-second kernel adds them in a fixed order. The specification is `kernels/reference_layer.py`'s `add`, `add_backward` and
-`bias_grad`.
+The mask is `kernels/random.py`'s, by the global token of each row, which comes as a tensor (a rank's rows may be any
+tokens), and the global column of each element, which must follow one another. Bias gradients are deterministic: stripes
+of rows keep partial sums, and a second kernel adds them in a fixed order. The specification is
+`kernels/reference_layer.py`'s `add`, `add_backward` and `bias_grad`.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _ANY_FLOAT = (*FLOATS, torch.float64)
 # ---------------------------------------------------------------- Triton
 
 
-@triton.jit(do_not_specialize=["key_low", "key_high"])
+@triton.jit(do_not_specialize=["key_low", "key_high", "element_first"])
 def residual_forward_kernel(
-    residual_ptr, z_ptr, bias_ptr, token_ptr, element_ptr, out_ptr,
-    residual_stride, z_stride, width, p, keep_scale, key_low, key_high,
+    residual_ptr, z_ptr, bias_ptr, token_ptr, out_ptr,
+    residual_stride, z_stride, width, p, keep_scale, key_low, key_high, element_first,
     HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (row, column block), flattened."""
@@ -55,15 +55,14 @@ def residual_forward_kernel(
     if HAS_BIAS:
         s += tl.load(bias_ptr + cols, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
     if HAS_DROPOUT:
-        element = tl.load(element_ptr + cols, mask=inside, other=0, eviction_policy="evict_last")
-        keep = keep_tile(tl.load(token_ptr + row), element, key_low, key_high, p)
+        keep = keep_tile(tl.load(token_ptr + row), cols + element_first, key_low, key_high, p)
         s = tl.where(keep, s * tl.cast(keep_scale, tl.float32), 0.0)
     tl.store(out_ptr + row * width + cols, (r + s).to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["key_low", "key_high"])
+@triton.jit(do_not_specialize=["key_low", "key_high", "element_first"])
 def residual_backward_kernel(
-    d_ptr, token_ptr, element_ptr, dz_ptr, partial_ptr, d_stride, rows, width, p, keep_scale, key_low, key_high,
+    d_ptr, token_ptr, dz_ptr, partial_ptr, d_stride, rows, width, p, keep_scale, key_low, key_high, element_first,
     HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (column block, stripe): its columns over row tiles stripe, stripe + stripes, …; dz where there is a
@@ -72,15 +71,14 @@ def residual_backward_kernel(
     cols = flat[None, :]
     stripe = tl.program_id(1)
     total = tl.zeros([ROWS, BLOCK], tl.float32)
-    if HAS_DROPOUT:
-        element = tl.load(element_ptr + cols, mask=cols < width, other=0)
     for tile in range(stripe, tl.cdiv(rows, ROWS), tl.num_programs(1)):
         row = tl.cast(tile, tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
         inside = (row < rows) & (cols < width)
         dz = tl.load(d_ptr + row * d_stride + cols, mask=inside, other=0.0).to(tl.float32)
         if HAS_DROPOUT:
             token = tl.load(token_ptr + row, mask=row < rows, other=0)
-            dz = tl.where(keep_tile(token, element, key_low, key_high, p), dz * tl.cast(keep_scale, tl.float32), 0.0)
+            keep = keep_tile(token, cols + element_first, key_low, key_high, p)
+            dz = tl.where(keep, dz * tl.cast(keep_scale, tl.float32), 0.0)
             tl.store(dz_ptr + row * width + cols, dz.to(dz_ptr.dtype.element_ty), mask=inside)
         total += dz
     if HAS_BIAS:
@@ -94,16 +92,16 @@ def residual_forward(
     residual: Tensor, z: Tensor, bias: Tensor | None = None, mask: Mask | None = None, *, launcher: Launcher = direct
 ) -> Tensor:
     """residual + dropout(z + bias), contiguous, in residual's type. residual, z (rows, width); bias (width,);
-    mask.tokens (rows, 1) and mask.elements (width,) int64."""
+    mask.tokens (rows, 1) int64; a mask whose columns do not follow one another goes to the reference."""
     _check(residual, z, bias, mask)
-    if not use_triton(residual) or (bias is None and mask is None):
+    if not use_triton(residual) or (bias is None and mask is None) or not _in_order(mask):
         return add(residual, z, bias, mask)
     flat, branch = as_rows(residual), as_rows(z)
     rows, width = flat.shape
     out = new_rows(flat, residual.dtype)
     if out.numel():
-        tokens, elements, random = _mask_arguments(mask, z)
-        tensors = flat, branch, z if bias is None else bias, tokens, elements, out
+        tokens, random = _mask_arguments(mask, z)
+        tensors = flat, branch, z if bias is None else bias, tokens, out
         constants = {"HAS_BIAS": bias is not None, "HAS_DROPOUT": mask is not None, "BLOCK": BLOCK, "num_warps": WARPS}
         grid = (rows * cdiv(width, BLOCK),)
         numbers = flat.stride(0), branch.stride(0), width, *random
@@ -118,15 +116,15 @@ def residual_backward(
     _check(d, d, None, mask)
     if bias_grad is not None:
         check_tensor("bias_grad", bias_grad, dtypes=(torch.float32, torch.float64), shape=d.shape[1:], device=d.device)
-    if not use_triton(d) or (bias_grad is None and mask is None):
+    if not use_triton(d) or (bias_grad is None and mask is None) or not _in_order(mask):
         return add_backward(d, bias_grad, mask)
     flat = as_rows(d)
     rows, width = flat.shape
     dz = flat if mask is None else new_rows(flat, d.dtype)
     grid, constants = _backward_launch(launcher, rows, width, bias_grad is not None, mask is not None, d.device)
     partial = dz if bias_grad is None else d.new_empty((grid[1], width), dtype=torch.float32)
-    tokens, elements, random = _mask_arguments(mask, d)
-    tensors, numbers = (flat, tokens, elements, dz, partial), (flat.stride(0), rows, width, *random)
+    tokens, random = _mask_arguments(mask, d)
+    tensors, numbers = (flat, tokens, dz, partial), (flat.stride(0), rows, width, *random)
     start(launcher, residual_backward_kernel, grid, tensors, numbers, constants)
     if bias_grad is not None:
         sum_partials(partial, bias_grad, launcher)
@@ -144,12 +142,16 @@ def _backward_launch(
     return (columns, stripes), constants
 
 
-def _mask_arguments(mask: Mask | None, unused: Tensor) -> tuple[Tensor, Tensor, tuple[float, float, int, int]]:
-    """(tokens, elements, what a kernel takes of the dropout)."""
+def _in_order(mask: Mask | None) -> bool:
+    return mask is None or mask.first_element is not None
+
+
+def _mask_arguments(mask: Mask | None, unused: Tensor) -> tuple[Tensor, tuple[float, float, int, int, int]]:
+    """(tokens, what a kernel takes of the dropout)."""
     if mask is None:
-        return unused, unused, (0.0, 1.0, 0, 0)
+        return unused, (0.0, 1.0, 0, 0, 0)
     p, scale, low, high, *_ = mask.dropout.numbers
-    return mask.tokens.reshape(-1).contiguous(), mask.elements.contiguous(), (p, scale, low, high)
+    return mask.tokens.reshape(-1).contiguous(), (p, scale, low, high, mask.first_element or 0)
 
 
 def _check(residual: Tensor, z: Tensor, bias: Tensor | None, mask: Mask | None) -> None:
@@ -161,4 +163,3 @@ def _check(residual: Tensor, z: Tensor, bias: Tensor | None, mask: Mask | None) 
         check_tensor("bias", bias, dtypes=_ANY_FLOAT, shape=(width,), device=residual.device)
     if mask is not None:
         check_tensor("mask.tokens", mask.tokens, dtypes=(torch.int64,), shape=(rows, 1), device=residual.device)
-        check_tensor("mask.elements", mask.elements, dtypes=(torch.int64,), shape=(width,), device=residual.device)

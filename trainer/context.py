@@ -179,7 +179,8 @@ class PieceContext:
             return None
         rank, e = self.rank, self.e
         tokens = rank.tokens_of(self.micro)[rank.first_row : rank.first_row + e.local_tokens]
-        return Mask(self._dropout(rank.model.dropout, site), tokens[:, None], rank.elements(e.hidden))
+        dropout = self._dropout(rank.model.dropout, site)
+        return Mask(dropout, tokens[:, None], rank.elements(e.hidden), first_element=0)
 
     def probability_mask(self) -> Mask | None:
         """Dropout of the attention probabilities (batch · heads, query, key): the element is global head · seq +

@@ -29,6 +29,7 @@ class Storage:
         self.table: list[Tensor | None] = []
         self._place: dict[tuple[int, int], int] = {}
         self._slots: dict[str, Tensor] = {}
+        self._counts = device.type == "cpu"  # a device's allocator counts for itself
         self.live_bytes = self.peak_bytes = 0
         for buffer in program.buffers:
             tensor = self._rank_wide(buffer)
@@ -85,15 +86,17 @@ class Storage:
             held.copy_(tensor)
             return
         self.table[place] = tensor
+        if not self._counts:
+            return
         self.live_bytes += tensor.untyped_storage().nbytes()
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
     def drop(self, place: int) -> None:
         """Empty an allocated place."""
         tensor = self.table[place]
-        if tensor is not None:
+        self.table[place] = None
+        if tensor is not None and self._counts:
             self.live_bytes -= tensor.untyped_storage().nbytes()
-            self.table[place] = None
 
     def allocated(self) -> int:
         """How many allocated places are filled: 0 between steps, or the program leaks."""

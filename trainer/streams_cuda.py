@@ -31,6 +31,7 @@ class CudaStreams:
         self._pool: list[torch.cuda.Event] = []
         self._recorded: list[tuple[Op, float, torch.cuda.Event, torch.cuda.Event]] = []
         self._origin: tuple[float, torch.cuda.Event] | None = None
+        self._home = self._current = torch.cuda.current_stream(device)
         self.recording = False
         torch.cuda.synchronize(device)  # weights were initialised on the default stream
 
@@ -59,10 +60,10 @@ class CudaStreams:
         stream = self._streams[op.stream]
         for wait in op.waits:
             stream.wait_event(self._done[wait])
-        with torch.cuda.stream(stream):
-            start = self._mark(stream) if self.recording else None
-            op.run()
-            end = self._mark(stream) if self.recording else None
+        self._enter(stream)
+        start = self._mark(stream) if self.recording else None
+        op.run()
+        end = self._mark(stream) if self.recording else None
         if start is not None and end is not None:
             self._recorded.append((op, issued, start, end))
         if op.waited or op.host_sync:
@@ -71,6 +72,15 @@ class CudaStreams:
             self._done[op.stream, op.ordinal] = event
             if op.host_sync:
                 self._wait(event, op.label)
+
+    def _enter(self, stream: torch.cuda.Stream) -> None:
+        """Make `stream` the current one. `torch.cuda.stream` would look the device up and switch back each time, which
+        costs the host more than most instructions' own work."""
+        if stream is not self._current:
+            torch._C._cuda_setStream(
+                stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
+            )
+            self._current = stream
 
     @staticmethod
     def _mark(stream: torch.cuda.Stream) -> torch.cuda.Event:
@@ -88,6 +98,7 @@ class CudaStreams:
 
     def drain(self, counts: dict[str, int]) -> None:
         """The step's last instruction was waited for by the host and is ordered after every other."""
+        self._enter(self._home)
         if self.recording:
             for _, _, _, end in self._recorded:
                 self._wait(end, "the recorded step")
@@ -106,4 +117,5 @@ class CudaStreams:
         return stamps
 
     def close(self) -> None:
-        """Nothing to stop: streams live with the process."""
+        """Streams live with the process; a step that failed has left its own current."""
+        self._enter(self._home)

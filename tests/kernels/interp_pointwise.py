@@ -65,7 +65,7 @@ def test_residual(dtype, has_bias, p):
     bias = randn(width, dtype=dtype, seed=3) if has_bias else None
     tokens = torch.arange(rows, device=DEVICE).flip(0)[:, None] * 7 + 2**33  # any tokens, beyond 32 bits
     dropout = Dropout.at(p, seed=1, step=2, layer=3, site=4)
-    mask = Mask(dropout, tokens, torch.arange(5, 5 + width, device=DEVICE)) if p else None
+    mask = Mask(dropout, tokens, torch.arange(5, 5 + width, device=DEVICE), 5) if p else None
     wide = None if bias is None else bias.double()
     exact = reference_layer.add(stream.double(), z.double(), wide, mask)
     low = reference_layer.add(stream, z, bias, mask)

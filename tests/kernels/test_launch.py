@@ -46,6 +46,24 @@ def test_the_second_launch_is_direct_with_addresses_numbers_and_constants(launch
     assert kernel.direct == [expected, expected]
 
 
+def test_a_kernel_without_scratch_memory_is_launched_by_the_c_function():
+    calls = []
+    run = SimpleNamespace(
+        global_scratch_size=0,
+        profile_scratch_size=0,
+        launch_cooperative_grid=False,
+        launch_pdl=True,
+        launch=calls.append,
+    )
+    entry, head = launch._entry(SimpleNamespace(run=run, function="function", packed_metadata="metadata"))
+    assert entry is run.launch
+    assert head == ("function", False, True, None, None, "metadata", None, None, None)
+    run.global_scratch_size = 16
+    entry, head = launch._entry(SimpleNamespace(run=run, function="function", packed_metadata="metadata"))
+    assert entry is run
+    assert head == ("function", "metadata", None, None, None)
+
+
 def test_what_does_not_change_the_code_is_not_compiled_again(launched):
     kernel, direct = launched
     for width, scale in ((64, 0.5), (128, 0.5), (2**20, 7.0), (64, 0.25)):
