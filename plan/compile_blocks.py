@@ -9,12 +9,12 @@ rank-wide.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from plan.builder import BlockBuilder
 from plan.pieces import Move, Step, TensorSpec, Unit, Work, saved_names
-from plan.program import Block, Buffer, Comm, KernelCall, Phase, Stream, rank_wide
+from plan.program import Block, Buffer, Comm, KernelCall, Phase, Stream, numel, rank_wide
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,19 @@ class UnitPlan:
     number: int
     kept: tuple[str, ...]
     repeated: tuple[Step, ...]
+    shared: bool = False  # of what is kept each tensor-parallel rank keeps its share
+
+
+SAVED = "saved"
+
+
+def share_saved(plan: UnitPlan, ranks: int) -> UnitPlan:
+    """The input of a recomputed unit, flat and cut over the tensor-parallel ranks that all hold it: each keeps its
+    share (DeepSpeed's `partition_activations`, Megatron-LM's `--distribute-saved-activations`)."""
+    whole = plan.unit.tensors[plan.unit.source]
+    share = TensorSpec((numel(whole.shape) // ranks,), whole.dtype)
+    unit = replace(plan.unit, tensors={**plan.unit.tensors, SAVED: share})
+    return UnitPlan(unit, plan.number, (SAVED,), plan.repeated, shared=True)
 
 
 def unit_plan(unit: Unit, number: int, recompute: str, whole: bool = False) -> UnitPlan:
@@ -202,6 +215,22 @@ class ChunkCompiler:
         if self.after_grad is not None:
             for name in dict.fromkeys(n[2:] for n in step.writes if n.startswith("g:")):
                 self.after_grad(name)
+
+    def share(self, plan: UnitPlan, scope: dict[str, int]) -> None:
+        """Keep this rank's share of the unit's input; the input itself goes when the unit has read it."""
+        spec = plan.unit.tensors[SAVED]
+        scope[SAVED] = self.builder.buffer(Buffer(spec.shape, spec.dtype, spec.pool, SAVED))
+        body = (KernelCall("copy", spec.shape, spec.dtype),)
+        self.compute("R", "SHARE", plan.number, SAVED, (scope[plan.unit.source],), (scope[SAVED],), body)
+
+    def unshare(self, plan: UnitPlan, scope: dict[str, int]) -> None:
+        """Gather the unit's input again, for its recompute and its backward."""
+        whole = plan.unit.tensors[plan.unit.source]
+        slot = self.rings.slot(f"{SAVED}.g", whole)
+        scope[plan.unit.source] = self.builder.buffer(Buffer(whole.shape, whole.dtype, "gather", SAVED, slot))
+        comm = Comm("all_gather", "tp", whole.bytes, whole.dtype, "tp")
+        reads, writes = (scope[SAVED],), (scope[plan.unit.source],)
+        self.builder.emit("R", "AG", plan.number, SAVED, "tp", reads, writes, comm=comm, priority=2)
 
     def load(self, unit: Unit, number: int, name: str) -> int:
         """Token ids (or targets) of the micro-batch."""

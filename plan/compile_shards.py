@@ -1,10 +1,12 @@
 """ZeRO-2 and ZeRO-3 inside a forward or backward block: gathers before a unit, reductions after it.
 
+    H2D weights     where shards live on the host: this rank's, into a slot of a ring of two
     AG weights      before a unit's steps (ZeRO-3): its buckets, from every rank's shard into a slot of a ring of two,
                     one unit ahead, so that the next unit's weights travel while this one computes
     ZERO gradients  before a unit's backward: its gradients start from zero in a slot of another ring of two
     RS gradients    after a unit's backward: the sum over `dp`, this rank's share of it into a slot of a third ring
     ADD gradients   on the same stream: the share is added to what earlier micro-batches left
+    D2H gradients   in the last micro-batch, where the host steps: what is complete goes there
 
 Nothing of a unit stays: the slot's next tenant waits for the last reader, and that is all the freeing there is. A
 bucket written once a step is reduced straight into its gradient shard, without ADD. What a direction does not read is
@@ -22,13 +24,15 @@ from dataclasses import dataclass
 
 from plan.builder import BlockBuilder
 from plan.compile_blocks import Rings, UnitPlan
+from plan.compile_offload import copied_early, copy_gradient
+from plan.compile_step import COPIED
 from plan.parallel import Plan
 from plan.parameters import Parameters
 from plan.piece_types import Step, TensorSpec
 from plan.program import DTYPE_BYTES, Bucket, Buffer, Comm, KernelCall, Param, Phase, Stream, rank_wide
 
-WEIGHTS, GRADIENTS, REDUCED = "shard.weights", "shard.gradients", "shard.reduced"
-LAST_STREAM: dict[str, Stream] = {WEIGHTS: "compute", GRADIENTS: "dp", REDUCED: "dp"}
+WEIGHTS, GRADIENTS, REDUCED, STAGED = "shard.weights", "shard.gradients", "shard.reduced", "shard.staged"
+LAST_STREAM: dict[str, Stream] = {WEIGHTS: "compute", GRADIENTS: "dp", REDUCED: "dp", STAGED: "dp"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,8 @@ class Shards:
         writers = [b.index for layout in self.gradients.values() for b, _ in layout.places]
         once = plan.microbatches == 1
         self.direct = {b for b in writers if once and writers.count(b) == 1}
+        self.writers = {b: writers.count(b) for b in writers}
+        self.staged = {b.index for b in self.buckets if parameters.buffers[b.weight_buffer].pool == "host"}
 
     def _weights(self, steps: Iterable[Step]) -> Layout:
         names = [n[2:] for step in steps for n in step.reads if n.startswith("w:")]
@@ -74,7 +80,9 @@ class BlockShards:
     """Gathers and reductions of one block. `order`: its units as the block computes them; `begin` and `end` stand
     around each one's steps."""
 
-    def __init__(self, shards: Shards, builder: BlockBuilder, phase: Phase, order: Sequence[int]) -> None:
+    def __init__(
+        self, shards: Shards, builder: BlockBuilder, phase: Phase, order: Sequence[int], last: bool = False
+    ) -> None:
         self.shards, self.builder, self.phase = shards, builder, phase
         self._gathers = shards.forward if phase == "F" else shards.backward
         self._order = [u for u in order if self._gathers[u].places]
@@ -86,6 +94,7 @@ class BlockShards:
         self._due: int | None = None  # the unit whose gradients are still to be reduced
         self.after: tuple[int, ...] = ()  # what the next compute instruction waits for, without overlap
         self.reduced: int | None = None
+        self._missing = dict(shards.writers) if last else {}  # reductions still to come before a bucket is complete
 
     # --- around a unit's steps
 
@@ -161,11 +170,19 @@ class BlockShards:
         for bucket, first in layout.places:
             target = flat if len(layout.places) == 1 else self._stretch(flat, (bucket.numel,), first, "bucket")
             comm = Comm("all_gather", "dp", bucket.numel * DTYPE_BYTES[dtype], dtype, "dp")
-            shard = rank_wide(bucket.weight_buffer)
             piece = _piece(bucket, "weights")
+            shard = rank_wide(bucket.weight_buffer)
+            if bucket.index in self.shards.staged:
+                shard = self._stage(unit, bucket, shard, piece)
             self.builder.emit(
                 self.phase, "AG", unit, piece, "dp", (shard,), (target,), comm=comm, after=after, priority=1
             )
+
+    def _stage(self, unit: int, bucket: Bucket, shard: int, piece: str) -> int:
+        """A shard kept on the host is copied to the device first, into a slot of its own ring."""
+        staged = self._tenant(STAGED, bucket.shard_numel, self.shards.plan.precision, f"shard of unit {unit}")
+        self.builder.emit(self.phase, "H2D", unit, piece, "h2d", (shard,), (staged,), priority=1)
+        return staged
 
     def _clear(self, unit: int) -> None:
         total, dtype = self.shards.gradients[unit].total, self.shards.plan.gradient_dtype
@@ -182,8 +199,16 @@ class BlockShards:
         for bucket, first in layout.places:
             source = flat if len(layout.places) == 1 else self._stretch(flat, (bucket.numel,), first, "bucket")
             self.reduced = self._reduce(unit, bucket, source)
+            self._complete(bucket)
         if not self.shards.plan.communication.overlap and self.reduced is not None:
             self.after = (self.reduced,)
+
+    def _complete(self, bucket: Bucket) -> None:
+        """In the last micro-batch a bucket's last reduction is followed by its copy to the host."""
+        if bucket.index in self._missing:
+            self._missing[bucket.index] -= 1
+            if not self._missing[bucket.index] and copied_early(self.shards.plan, bucket):
+                self.builder.give(f"{COPIED}{bucket.index}", None, copy_gradient(self.builder, bucket))
 
     def _reduce(self, unit: int, bucket: Bucket, source: int) -> int:
         """Returns the instruction after which the bucket's gradient shard holds this micro-batch too."""

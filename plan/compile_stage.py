@@ -7,16 +7,26 @@ last gradient. `plan.compile_calls` places the blocks in the order of the schedu
 from __future__ import annotations
 
 from plan.builder import BlockBuilder
-from plan.compile_blocks import ChunkCompiler, Rings, StageNames, UnitPlan, exchange_block, transfer_block, unit_plan
+from plan.compile_blocks import (
+    ChunkCompiler,
+    Rings,
+    StageNames,
+    UnitPlan,
+    exchange_block,
+    share_saved,
+    transfer_block,
+    unit_plan,
+)
 from plan.compile_edges import Edges
+from plan.compile_offload import copied_early, copy_gradient
 from plan.compile_shards import BlockShards, Shards
-from plan.compile_step import close_block, open_block, reduce_bucket
+from plan.compile_step import COPIED, close_block, open_block, reduce_bucket
 from plan.deepspeed import gathers_at_once, gradient_way, is_deepspeed, overlaps_gradients
 from plan.model import Model
 from plan.parallel import Plan
 from plan.parameters import HEAD, TABLE, Parameters, lay_out, sharded_optimizer, unit_params
 from plan.pieces import TensorSpec, embedding, head, layer
-from plan.program import DTYPE_BYTES, Block, Buffer, Comm, CommOp, KernelCall, Phase, Role, Stream, rank_wide
+from plan.program import DTYPE_BYTES, Block, Bucket, Buffer, Comm, CommOp, KernelCall, Phase, Role, Stream, rank_wide
 from plan.schedules import Slot
 from plan.shapes import Extents
 
@@ -66,7 +76,9 @@ class StageBlocks:
         if recompute == "layers":
             recompute = "full" if position < self.plan.recompute_layers + (0 in self.units[0]) else "none"
         unit = layer(self.e, number, cut=recompute == "selective")
-        return unit_plan(unit, number, recompute, whole=is_deepspeed(self.plan))
+        made = unit_plan(unit, number, recompute, whole=is_deepspeed(self.plan))
+        shared = self.plan.partition_activations and recompute == "full"
+        return share_saved(made, self.plan.tensor_parallel) if shared else made
 
     def _tied_here(self) -> bool:
         return self.model.tied_embeddings and 0 in self.here
@@ -120,6 +132,8 @@ class StageBlocks:
             if any("targets" in step.reads for step in plan.unit.forward):
                 scope["targets"] = compiler.load(plan.unit, plan.number, "targets")
             shards.begin(plan.number)
+            if plan.shared:
+                compiler.share(plan, scope)
             compiler.steps(plan, plan.unit.forward, scope)
             shards.end(plan.number)
             for name in plan.kept:
@@ -168,10 +182,12 @@ class StageBlocks:
         if pending is not None:
             compiler.after_grad = lambda name: self._count_down(builder, pending, name)
         order = [plan.number for plan in reversed(self.chunks[chunk])]
-        compiler.shards = shards = BlockShards(self.shards, builder, "B", order)
+        compiler.shards = shards = BlockShards(self.shards, builder, "B", order, last=pending is not None)
         for plan in reversed(self.chunks[chunk]):
             scope = scopes[plan.number]
             shards.begin(plan.number)
+            if plan.shared:
+                compiler.unshare(plan, scope)
             compiler.steps(plan, plan.repeated, scope, recompute=True)
             if "targets" not in scope and any("targets" in step.reads for step in plan.unit.backward):
                 scope["targets"] = compiler.load(plan.unit, plan.number, "targets")
@@ -234,11 +250,17 @@ class StageBlocks:
         if self.parameters.buckets[bucket].gradients_sharded:
             return
         pending[bucket] -= 1
-        if pending[bucket] == 0 and self.plan.data_parallel > 1 and overlaps_gradients(self.plan):
-            index = len(builder.instructions) - 1
-            builder.give(
-                f"bucket.{bucket}", None, reduce_bucket(builder, self.plan, self.parameters.buckets[bucket], index)
-            )
+        if pending[bucket] == 0:
+            self._complete(builder, self.parameters.buckets[bucket])
+
+    def _complete(self, builder: BlockBuilder, bucket: Bucket) -> None:
+        """A bucket's last gradient was just made: reduce it, and copy it to the host, beside what follows."""
+        index = len(builder.instructions) - 1
+        if self.plan.data_parallel > 1 and overlaps_gradients(self.plan):
+            index = reduce_bucket(builder, self.plan, bucket, index)
+            builder.give(f"bucket.{bucket.index}", None, index)
+        if copied_early(self.plan, bucket):
+            builder.give(f"{COPIED}{bucket.index}", None, copy_gradient(builder, bucket, (index,)))
 
     def _writers(self) -> dict[int, int]:
         """How many instructions of one micro-batch add to each bucket's gradients, counted by parameter."""
@@ -332,4 +354,6 @@ class StageBlocks:
     def buffers(self) -> tuple[Buffer, ...]:
         """Rank-wide buffers: flats and views, loss and stats, fixed slots."""
         scalars = (Buffer((1,), self.e.stat, "work", "loss"), Buffer((2,), self.e.stat, "work", "stats"))
-        return (*self.parameters.buffers, *scalars, *self.rings.buffers())
+        hosted = self.plan.offload.optimizer != "none"
+        host = (Buffer((2,), self.e.stat, "host", "stats on the host"),) if hosted else ()
+        return (*self.parameters.buffers, *scalars, *host, *self.rings.buffers())

@@ -18,12 +18,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plan.builder import BlockBuilder
+from plan.compile_offload import HostSteps
 from plan.deepspeed import gathers_at_once, gradient_way, is_deepspeed, overlaps_gradients
 from plan.parallel import Plan
 from plan.parameters import Parameters, sharded_optimizer
 from plan.program import DTYPE_BYTES, Block, Bucket, Buffer, Comm, CommOp, KernelCall, Role, Stream, rank_wide
 
 Ports = dict[str, tuple[int, int]]
+COPIED = "bucket.copied."
 
 
 def open_block(plan: Plan, parameters: Parameters, loss: int) -> Block:
@@ -83,11 +85,16 @@ class _Close:
 def close_block(
     plan: Plan, parameters: Parameters, loss: int, has_head: bool, reduced: list[str], sends: list[Stream], edge: Buffer
 ) -> Block:
-    """The end of the step. In-ports: `tail` (the last backward), `reduced` tokens of overlapped buckets, and one
-    payload for each send still out."""
+    """The end of the step. In-ports: `tail` (the last backward), `reduced` tokens of overlapped buckets and of
+    gradients already on the host, and one payload for each send still out. `loss`: the rank-wide buffer of the loss;
+    its statistics and their copy on the host follow it."""
     builder = BlockBuilder("close")
     tail = -1 - builder.take("tail", "compute", None)
-    close = _Close(builder, plan, parameters, tail, [-1 - builder.take(name, "dp", None) for name in reduced])
+    sums = [name for name in reduced if not name.startswith(COPIED)]
+    close = _Close(builder, plan, parameters, tail, [-1 - builder.take(name, "dp", None) for name in sums])
+    copied = {
+        int(name.removeprefix(COPIED)): -1 - builder.take(name, "d2h", None) for name in reduced if name not in sums
+    }
     payloads = [builder.take(f"sent.{i}", stream, edge) for i, stream in enumerate(sends)]
     if is_deepspeed(plan):
         _sum_tied(close)
@@ -108,8 +115,11 @@ def close_block(
     if gradient_way(plan) == "added":
         gradients = [_widen(close, bucket) for bucket in parameters.buckets]
     for bucket, gradient in zip(parameters.buckets, gradients, strict=True):
-        _step(close, bucket, gradient, loss + 1)
-    waits = tuple(-1 - builder.port_of(p) for p in payloads)
+        if not bucket.offloaded:
+            _step(close, bucket, gradient, loss + 1)
+    host = HostSteps(builder, (state, adamw_variant(plan)), (loss + 1, loss + 2), copied)
+    host.take([b for b in parameters.buckets if b.offloaded], (tail, *close.done))
+    waits = (*(-1 - builder.port_of(p) for p in payloads), *host.done)
     if sharded_optimizer(plan) and gathers_at_once(plan):
         stepped = builder.last_of("compute")
         waits += tuple(_gather(builder, plan, bucket, (stepped,)) for bucket in reversed(parameters.buckets))

@@ -15,7 +15,7 @@ from typing import Literal
 from plan.deepspeed import gradient_way, is_deepspeed, runs_megatron_layers
 from plan.model import Model
 from plan.parallel import Plan
-from plan.partition import partitions_gradients, partitions_weights, unit_buckets
+from plan.partition import offloaded, partitions_gradients, partitions_weights, unit_buckets
 from plan.program import DTYPE_BYTES, Bucket, Buffer, Param, Pool
 
 TABLE, HEAD = "embed.tokens.weight", "head.weight"
@@ -145,9 +145,10 @@ def lay_out(units: list[list[Param]], model: Model, plan: Plan, first_stage: boo
     else:
         groups = _classic_groups(order, kinds, plan, first_stage)
         parts = [False] * len(groups)
+    hosted = offloaded([sum(p.local_numel for p in members) for members in groups], plan)
     buckets = [
-        _bucket(index, members, kind_of[members[0].name], plan, first_stage, buffers, part)
-        for index, (members, part) in enumerate(zip(groups, parts, strict=True))
+        _bucket(index, members, kind_of[members[0].name], plan, first_stage, buffers, part, host)
+        for index, (members, part, host) in enumerate(zip(groups, parts, hosted, strict=True))
     ]
     params = tuple(p for members in groups for p in members)
     weight_ref, grad_ref = {}, {}
@@ -202,6 +203,7 @@ def _bucket(
     first_stage: bool,
     buffers: list[Buffer],
     partitioned: bool,
+    hosted: bool,
 ) -> Bucket:
     used = sum(p.local_numel for p in members)
     multiple = math.lcm(plan.data_parallel, 128)
@@ -210,18 +212,27 @@ def _bucket(
     share = total // plan.data_parallel if zero else total
     state = "fp64" if plan.precision == "fp64" else "fp32"
     split = partitioned and partitions_weights(plan)
-    weight = _flat(buffers, share if split else total, plan.precision, "weight", f"weights.{index}")
+    up = split and plan.offload.parameters == "cpu"  # the shard lives on the host
+    weight = _flat(buffers, share if split else total, plan.precision, "host" if up else "weight", f"weights.{index}")
     grad = _flat(buffers, share if partitioned else total, plan.gradient_dtype, "grad", f"gradients.{index}")
     # Megatron-LM reduces into the rank's stretch of the gradients, DeepSpeed's ZeRO-1 reduces all of them.
     apart = zero and not runs_megatron_layers(plan) and not partitioned
     reduced = _flat(buffers, share, plan.gradient_dtype, "grad", f"reduced.{index}") if apart else grad
-    master = weight if plan.precision == state else _flat(buffers, share, state, "optim", f"master.{index}")
-    exp_avg = _flat(buffers, share, state, "optim", f"exp_avg.{index}")
-    exp_avg_sq = _flat(buffers, share, state, "optim", f"exp_avg_sq.{index}")
+    pool: Pool = "host" if hosted else "optim"
+    own = plan.precision == state and hosted == up  # the weights are their own master where the optimizer finds them
+    master = weight if own else _flat(buffers, share, state, pool, f"master.{index}")
+    exp_avg = _flat(buffers, share, state, pool, f"exp_avg.{index}")
+    exp_avg_sq = _flat(buffers, share, state, pool, f"exp_avg_sq.{index}")
     norm_weight = _norm_weight(kind, plan, first_stage)
+    below = _flat(buffers, share, plan.gradient_dtype, "host", f"gradients on the host.{index}") if hosted else -1
+    back = -1
+    if hosted and not up:
+        wide = plan.precision == state
+        back = master if wide else _flat(buffers, share, plan.precision, "host", f"weights on the host.{index}")
     return Bucket(
-        index, total, share, kind, norm_weight, weight, grad, master, exp_avg, exp_avg_sq, reduced, split, partitioned
-    )
+        index, total, share, kind, norm_weight, weight, grad, master, exp_avg, exp_avg_sq, reduced, split, partitioned,
+        below, back,
+    )  # fmt: skip
 
 
 def _norm_weight(kind: Kind, plan: Plan, first_stage: bool) -> float:

@@ -65,3 +65,11 @@ def _placed(params: Sequence[Param], bucket: int) -> tuple[Param, ...]:
         placed.append(replace(param, bucket=bucket, offset=used))
         used += param.local_numel
     return tuple(placed)
+
+
+def offloaded(sizes: Sequence[int], plan: Plan) -> list[bool]:
+    """Which buckets the host steps, given their parameters: the first ones, until `offload.fraction` of them is
+    reached (DeepSpeed's `ratio`, ZeRO-Offload++)."""
+    wanted = plan.offload.fraction * sum(sizes) if plan.offload.optimizer == "cpu" else 0.0
+    before = [sum(sizes[:i]) for i in range(len(sizes))]
+    return [first < wanted for first in before]

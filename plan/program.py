@@ -28,6 +28,7 @@ STREAMS: tuple[Stream, ...] = (
     "compute", "tp", "dp", "send_fwd", "recv_fwd", "send_bwd", "recv_bwd", "h2d", "d2h", "cpu", "disk",
 )  # fmt: skip
 Pool = Literal["weight", "grad", "optim", "act", "stash", "gather", "comm", "work", "host", "nvme"]
+OFF_DEVICE: tuple[Pool, ...] = ("host", "nvme")
 Phase = Literal["F", "R", "B", "W", "step"]  # R: recompute
 Role = Literal["tp", "dp", "pp_next", "pp_prev", "embed", "model", "world"]
 CommOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "recv", "exchange"]
@@ -117,6 +118,13 @@ class Bucket:
     reduced_buffer: int  # where the reduce-scatter of ZeRO puts the shard; equals grad_buffer otherwise
     weights_sharded: bool = False  # ZeRO-3: the weight buffer holds this rank's shard; units gather it into slots
     gradients_sharded: bool = False  # ZeRO-2 and 3: the gradient buffer sums this rank's shard over micro-batches
+    host_grad_buffer: int = -1  # offloaded optimizer: where the host finds the reduced gradient
+    host_weight_buffer: int = -1  # … and where its STEP leaves the weights for the device (-1: they live on the host)
+
+    @property
+    def offloaded(self) -> bool:
+        """Whether the host steps this bucket."""
+        return self.host_grad_buffer >= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +247,9 @@ class RankProgram:
 
     @property
     def resident_bytes(self) -> int:
-        """Rank-wide bytes: weights, gradients, optimizer state and fixed slots (views count with their base)."""
-        return sum(b.bytes for b in self.buffers if b.base is None)
+        """Rank-wide bytes on the device: weights, gradients, optimizer state and fixed slots (views count with their
+        base)."""
+        return sum(b.bytes for b in self.buffers if b.base is None and b.pool not in OFF_DEVICE)
 
 
 @dataclass(frozen=True, slots=True)

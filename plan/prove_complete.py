@@ -14,6 +14,7 @@ from itertools import pairwise
 
 from plan.program import Block, Instruction, RankProgram, StepProgram, rank_wide
 from plan.prove_error import Named, Proof, ProofError, name
+from plan.prove_offload import prove_offloaded
 from plan.prove_shards import Sharded
 
 Key = tuple[str, str, int, str]  # phase, kind, unit, piece
@@ -173,11 +174,15 @@ class _Ledger:
         reduced, stepped = self._sites([w.reduced for w in writes]), self._sites([w.stepped for w in writes])
         for bucket in stage.buckets:
             steps = stepped.get(rank_wide(bucket.exp_avg_buffer), [])
+            sites = reduced.get(rank_wide(bucket.grad_buffer), [])
             if bucket.gradients_sharded:
-                self._prove_stepped(bucket.index, sharded.last.get(bucket.index, (-1, -1)), steps)
+                complete = sharded.last.get(bucket.index, (-1, -1))
+                self._prove_stepped(bucket.index, complete, steps)
             else:
-                sites = reduced.get(rank_wide(bucket.grad_buffer), [])
-                self._prove_bucket(bucket.index, last.get(bucket.grad_buffer, (-1, -1)), sites, steps)
+                complete = last.get(bucket.grad_buffer, (-1, -1))
+                self._prove_bucket(bucket.index, complete, sites, steps)
+            if bucket.offloaded:
+                prove_offloaded(stage, self.class_, bucket, complete, steps[0])
 
     def _base(self, ref: int) -> int:
         buffer = self.stage.buffers[-1 - ref]

@@ -3,7 +3,7 @@
 In a block, for each tenant of a slot:
 
 * a compute instruction that reads a parameter's stretch of a gathered slot stands behind the all-gather of the
-  parameter's bucket into that stretch;
+  parameter's bucket into that stretch, from this rank's shard or from a slot that a shard on the host was copied to;
 * one that adds to a parameter's stretch of a gradient slot stands behind the ZERO of the slot, and before the one
   reduce-scatter of the bucket's stretch;
 * what the reduce-scatter leaves is this rank's gradient shard itself (then nothing else is ever added to it), or a slot
@@ -30,6 +30,7 @@ class _Block:
     """What one block does to partitioned buckets. Local ids."""
 
     gathered: dict[tuple[int, Stretch], int] = field(default_factory=dict)  # (bucket, stretch)
+    staged: dict[int, int] = field(default_factory=dict)  # slot's tenant that a host's shard was copied to -> bucket
     cleared: dict[int, int] = field(default_factory=dict)  # tenant
     reduced: dict[Stretch, tuple[int, int]] = field(default_factory=dict)  # stretch -> instruction, its result
     added: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # slot's tenant -> instruction, shard
@@ -84,8 +85,12 @@ class Sharded:
             done.cleared |= {tenant_of(block.buffers, ref): local for ref in i.writes if ref >= 0}
         elif i.kind == "ADD":
             done.added.setdefault(i.reads[0], []).append((local, i.writes[0]))
-        elif i.comm is not None and i.comm.op == "all_gather" and i.reads[0] in weights and i.writes[0] >= 0:
-            done.gathered[weights[i.reads[0]], _stretch(block, i.writes[0])] = local
+        elif i.kind == "H2D" and i.reads[0] in weights and i.writes[0] >= 0:
+            done.staged[i.writes[0]] = weights[i.reads[0]]
+        elif i.comm is not None and i.comm.op == "all_gather" and i.comm.role == "dp" and i.writes[0] >= 0:
+            bucket = weights.get(i.reads[0], done.staged.get(i.reads[0]))
+            if bucket is not None:
+                done.gathered[bucket, _stretch(block, i.writes[0])] = local
         elif i.comm is not None and i.comm.op == "reduce_scatter" and i.comm.role == "dp" and i.reads[0] >= 0:
             stretch = _stretch(block, i.reads[0])
             done.reduced[stretch] = (local, i.writes[0]) if stretch not in done.reduced else (-1, 0)

@@ -260,6 +260,20 @@ def zero(run: Run) -> Iterator[str]:
     if given and plan.zero_stage < 3:
         keys = ", ".join(f"plan.zero.{name}" for name in given)
         yield f"{keys} {'are' if len(given) > 1 else 'is'} for zero_stage 3 (it is {plan.zero_stage}); leave out"
+    if plan.offload.optimizer != "none" and plan.zero_stage == 0:
+        yield (
+            f"offload.optimizer {plan.offload.optimizer} is part of ZeRO, but zero_stage is 0; use zero_stage 1, 2 or 3"
+        )
+    if plan.offload.parameters != "none" and plan.zero_stage < 3:
+        yield (
+            f"offload.parameters {plan.offload.parameters} keeps shards on the host, but zero_stage {plan.zero_stage} "
+            "keeps parameters whole; use zero_stage 3, or offload.parameters none"
+        )
+    if plan.offload.fraction != 1.0 and plan.offload.parameters != "none":
+        yield (
+            f"plan.offload.fraction {plan.offload.fraction:g} leaves part of the optimizer on the device, but "
+            "offload.parameters keeps all weights on the host; use fraction 1, or offload.parameters none"
+        )
     if plan.offload.fraction != 1.0 and plan.offload.optimizer == "none":
         fraction = plan.offload.fraction
         yield f"plan.offload.fraction {fraction:g} is of the optimizer offloaded, but offload.optimizer is none"

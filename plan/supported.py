@@ -68,12 +68,6 @@ FEATURES: tuple[Feature, ...] = (
     Feature(
         "plan.recompute", lambda run: run.plan.recompute, ("none", "selective", "full", "layers"), "recompute: full"
     ),
-    Feature(
-        "plan.partition_activations",
-        lambda run: run.plan.partition_activations,
-        (False,),
-        "sequence_parallel: true, which splits them too",
-    ),
     Feature("plan.precision", lambda run: run.plan.precision, ("fp64", "fp32", "bf16", "fp16"), "precision: bf16"),
     Feature(
         "plan.gradient_dtype",
@@ -84,9 +78,17 @@ FEATURES: tuple[Feature, ...] = (
     Feature("plan.attention", lambda run: run.plan.attention, ("unfused", "flash", "cudnn"), "attention: flash"),
     Feature("plan.kernels", lambda run: run.plan.kernels, ("eager", "compiled", "triton"), "kernels: compiled"),
     Feature(
-        "plan.offload.optimizer", lambda run: run.plan.offload.optimizer, ("none",), "zero_stage: 1 without offload"
+        "plan.offload.optimizer",
+        lambda run: _offloaded(run.plan.offload.optimizer, run.plan),
+        ("none", "cpu"),
+        "offload.optimizer: cpu with implementation: windtunnel",
     ),
-    Feature("plan.offload.parameters", lambda run: run.plan.offload.parameters, ("none",), "offload.parameters: none"),
+    Feature(
+        "plan.offload.parameters",
+        lambda run: _parameters_offloaded(run.plan),
+        ("none", "cpu"),
+        "offload: {optimizer: cpu, parameters: cpu} with zero_stage: 3 and data_parallel: 2 or more",
+    ),
     Feature("plan.offload.activations", lambda run: run.plan.offload.activations, ("none",), "recompute: full"),
     Feature("plan.hybrid", lambda run: run.plan.hybrid, ("none",), "hybrid: none with sequence_parallel: true"),
     Feature(
@@ -117,6 +119,22 @@ FEATURES: tuple[Feature, ...] = (
 def _gathers(run: Run) -> Zero:
     """How parameters are gathered, where they are (`plan.rules` refuses the keys where they are not)."""
     return run.plan.zero if run.plan.zero_stage == 3 else Zero()
+
+
+def _offloaded(device: str, plan: Plan) -> str:
+    """Where our own trainer keeps what is offloaded; other implementations copy in another order."""
+    own = plan.implementation == "windtunnel" or device == "none"
+    return device if own else f"{device} with implementation {plan.implementation}"
+
+
+def _parameters_offloaded(plan: Plan) -> str:
+    """Parameters on the host are a shard that the host steps too."""
+    device = _offloaded(plan.offload.parameters, plan)
+    if device == "cpu" and plan.offload.optimizer == "none":
+        return "cpu with optimizer none"
+    if device == "cpu" and plan.data_parallel == 1:
+        return "cpu with data_parallel 1"
+    return device
 
 
 def _gradient_dtype(plan: Plan) -> str:

@@ -125,15 +125,19 @@ def _memory(run: Run, profile: Profile, flight: Flight) -> Memory:
     stages: Sequence[StageMemory] = flight.memory
     context = profile.allocator.context_bytes
     reserved = max(stage.peak_reserved_bytes for stage in stages)
-    capacity = run.cluster.gpu_memory_gib * GIB
+    capacity, host = run.cluster.gpu_memory_gib * GIB, _host_bytes(run, flight)
+    spare = run.cluster.host.memory_gib * GIB
+    if run.cluster.device == "cpu":  # its devices are the host's memory too
+        spare -= reserved * run.cluster.gpus_per_node
     return Memory(
         peak_allocated_gib=max(stage.peak_allocated_bytes for stage in stages) / GIB,
         peak_reserved_gib=reserved / GIB,
         context_gib=context / GIB,
         capacity_gib=run.cluster.gpu_memory_gib,
-        fits=reserved + context <= capacity,
+        fits=reserved + context <= capacity and (not host or host <= spare),
         per_stage=tuple(_stage(stage) for stage in stages),
-        host_gib=_host_bytes(run, flight) / GIB,
+        host_gib=host / GIB,
+        host_capacity_gib=max(0.0, spare) / GIB,
     )
 
 

@@ -49,10 +49,12 @@ class Memory:
     """Device context and libraries, outside the allocator; NCCL's buffers are not in it."""
     capacity_gib: float
     fits: bool
-    """Reserved plus context is at most the capacity."""
+    """Reserved plus context is at most the capacity, and what is offloaded at most the host's."""
     per_stage: tuple[Stage, ...]
     host_gib: float
     """Memory of a node's host used by the job."""
+    host_capacity_gib: float
+    """What a node's host has for it (a cpu cluster: what its ranks leave)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,6 @@ def _numbers(forecast: Forecast) -> RenderableType:
     of = f" of {digits(peak)}" if peak else ""
     cost, memory = forecast.cost, forecast.memory
     spare = memory.capacity_gib - memory.peak_reserved_gib - memory.context_gib
-    fits = f"fits, {gib(spare)} GiB spare" if memory.fits else f"DOES NOT FIT, {gib(-spare)} GiB too much"
     held = (
         f"{gib(memory.peak_allocated_gib)} allocated, {gib(memory.peak_reserved_gib)} reserved "
         f"+ {gib(memory.context_gib)} context"
@@ -85,10 +84,18 @@ def _numbers(forecast: Forecast) -> RenderableType:
         ("tokens/s", f"{count(forecast.tokens_per_s)}  ({count(forecast.tokens_per_s_per_gpu)} a GPU)"),
         ("TFLOP/s a GPU", tflops),
         ("MFU, HFU", f"{shares}  ({CONVENTIONS[forecast.flop_convention]})"),
-        ("memory", f"{held} of {gib(memory.capacity_gib)} GiB: {fits}"),
+        ("memory", f"{held} of {gib(memory.capacity_gib)} GiB: {_fits(spare)}"),
         ("cost", f"{cost.steps:,} steps: {job}"),
     ]
+    if memory.host_gib > 0:
+        left = _fits(memory.host_capacity_gib - memory.host_gib)
+        host = f"{gib(memory.host_gib)} offloaded of {gib(memory.host_capacity_gib)} GiB a node: {left}"
+        rows.insert(-1, ("host memory", host))
     return tables.table("", ("", ""), rows, left=2)
+
+
+def _fits(spare_gib: float) -> str:
+    return f"fits, {gib(spare_gib)} GiB spare" if spare_gib >= 0 else f"DOES NOT FIT, {gib(-spare_gib)} GiB too much"
 
 
 def _memory(forecast: Forecast) -> RenderableType:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.profile import Allocator
-from plan.program import Block, Buffer, Call, RankProgram
+from plan.program import OFF_DEVICE, Block, Buffer, Call, RankProgram
 from plan.text import label_of
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "workspace", "framework")
@@ -35,7 +35,6 @@ PART_OF_POOL = {
     "work": "workspace",
 }
 _PART = {pool: PARTS.index(part) for pool, part in PART_OF_POOL.items()}
-OFF_DEVICE = ("host", "nvme")
 SMALL, MIDDLE = -1, -2  # size classes that share segments
 
 

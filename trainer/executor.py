@@ -109,7 +109,8 @@ class Executor:
             if bucket.shard_numel < bucket.numel:
                 held = self.storage.tensor(bucket.weight_buffer)
                 share = held if bucket.weights_sharded else held[share_of(bucket, self.context.coords.dp)].clone()
-                flat = flats[bucket.index] = held.new_empty(bucket.numel) if bucket.weights_sharded else held
+                share = share.to(self.device)
+                flat = flats[bucket.index] = share.new_empty(bucket.numel) if bucket.weights_sharded else held
                 dist.all_gather(
                     [*flat.chunk(self.run.plan.data_parallel)], share, group=self._communicators["dp", "dp"]
                 )

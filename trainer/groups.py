@@ -124,7 +124,7 @@ def start(
             source.data_ptr() == writes[0].data_ptr() and source.numel() == writes[0].numel()
         ):  # in place: this rank's share
             source = source.view(len(ranks), -1)[ranks.index(rank)]
-        return group._allgather_base(writes[0], source, options)
+        return group._allgather_base(writes[0].view(-1), source.view(-1), options)
     if comm.op == "reduce_scatter":
         options = ReduceScatterOptions()
         options.reduceOp = dist.ReduceOp.SUM

@@ -6,9 +6,11 @@ These are instructions like any other, registered under the same names as in the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from kernels.registry import DTYPES
+from kernels.registry import DTYPES, bind
 from plan.program import Bucket
 from trainer.context import PieceContext
 from trainer.pieces import Results, piece
@@ -63,6 +65,28 @@ def join_parts(ctx: PieceContext, gathered: Tensor) -> Results:
     return (gathered.clone(),)
 
 
+@piece("SHARE", "saved")
+def share_saved(ctx: PieceContext, x: Tensor) -> Results:
+    """This tensor-parallel rank's share of a recomputed layer's input, flat."""
+    return (x.reshape(-1).chunk(ctx.e.tp)[ctx.rank.coords.tp].clone(),)
+
+
+@piece("D2H", "gradients", "stats", fills=True)
+def copy_down(ctx: PieceContext, source: Tensor, target: Tensor) -> Results:
+    """To the host: a bucket's reduced gradient, or the norm and the loss."""
+    target.copy_(source, non_blocking=True)
+    return ()
+
+
+@piece("H2D", "weights", "tied.weights", fills=True)
+def copy_up(ctx: PieceContext, source: Tensor, target: Tensor) -> Results:
+    """To the device: this rank's share of a bucket's weights, into a slot, its shard, or its stretch of the whole."""
+    if target.numel() > source.numel():
+        target = target[share_of(ctx.rank.program.buckets[ctx.unit], ctx.rank.coords.dp)]
+    target.copy_(source, non_blocking=True)
+    return ()
+
+
 @piece("LOAD", "tokens")
 def load_tokens(ctx: PieceContext) -> Results:
     """Token ids (T,) of the micro-batch in (position, sample) order."""
@@ -104,31 +128,52 @@ def widen_share(ctx: PieceContext, gradient: Tensor) -> Results:
 @piece("STEP", "adamw")
 def optimizer_step(ctx: PieceContext, stats: Tensor, gradient: Tensor, master: Tensor, *state: Tensor) -> Results:
     """Clip and AdamW for this rank's share of the bucket numbered by the unit; the weights' share follows."""
-    from kernels.reference_loss import clip_coefficient
-
-    exp_avg, exp_avg_sq = state[:2]
-    rank, optimizer = ctx.rank, ctx.rank.run.optimizer
-    bucket = rank.program.buckets[ctx.unit]
-    share = share_of(bucket, rank.coords.dp)
+    bucket = ctx.rank.program.buckets[ctx.unit]
+    share = share_of(bucket, ctx.rank.coords.dp)
     held = slice(None) if bucket.weights_sharded else share
     weight = state[2][held] if len(state) > 2 else None
     if gradient.numel() > bucket.shard_numel:  # DeepSpeed reduces all of it and steps its share
         gradient = gradient[share]
-    ctx.ops.adamw(
-        master[held] if weight is None else master,
+    master = master[held] if weight is None else master
+    _adamw(ctx, ctx.ops.adamw, stats, gradient, (master, state[0], state[1], weight))
+    return ()
+
+
+@piece("STEP", "adamw.host")
+def host_step(ctx: PieceContext, stats: Tensor, gradient: Tensor, master: Tensor, *state: Tensor) -> Results:
+    """The same on the host, where statistics, gradient, state and a copy of this rank's weights are."""
+    weight = state[2] if len(state) > 2 else None
+    _adamw(ctx, bind("eager", "cpu").adamw, stats, gradient, (master, state[0], state[1], weight))
+    return ()
+
+
+def _adamw(
+    ctx: PieceContext,
+    adamw: Callable[..., None],
+    stats: Tensor,
+    gradient: Tensor,
+    state: tuple[Tensor, Tensor, Tensor, Tensor | None],
+) -> None:
+    """One step of this rank's share of a bucket; `state`: master, exp_avg, exp_avg_sq, and weights that follow."""
+    from kernels.reference_loss import clip_coefficient
+
+    master, exp_avg, exp_avg_sq, weight = state
+    rank, optimizer = ctx.rank, ctx.rank.run.optimizer
+    bucket = rank.program.buckets[ctx.unit]
+    adamw(
+        master,
         gradient,
         exp_avg,
         exp_avg_sq,
         clip_coefficient(stats[0], optimizer.clip_norm),
         weight,
-        decayed(ctx, bucket, share),
+        decayed(ctx, bucket, share_of(bucket, rank.coords.dp)),
         lr=rank.state.lr,
         betas=optimizer.betas,
         eps=optimizer.eps,
         weight_decay=optimizer.weight_decay,
         step=rank.state.step + 1,
     )
-    return ()
 
 
 def share_of(bucket: Bucket, dp: int) -> slice:

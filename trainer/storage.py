@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import torch
 
 from kernels.registry import DTYPES
-from plan.program import Buffer, RankProgram, numel, resolve_buffer
+from plan.program import OFF_DEVICE, Buffer, RankProgram, numel, resolve_buffer
 
 Tensor = torch.Tensor
 
@@ -42,7 +42,10 @@ class Storage:
         if buffer.base is not None:
             index, offset = buffer.base
             return self.tensor(index)[offset : offset + numel(buffer.shape)].view(buffer.shape)
-        return torch.zeros(buffer.shape, dtype=DTYPES[buffer.dtype], device=self.device)
+        dtype = DTYPES[buffer.dtype]
+        if buffer.pool in OFF_DEVICE:  # pinned where a device copies from it
+            return torch.zeros(buffer.shape, dtype=dtype, pin_memory=self.device.type == "cuda")
+        return torch.zeros(buffer.shape, dtype=dtype, device=self.device)
 
     def place(self, call: int, ref: int) -> int:
         """The place behind a buffer reference of an instruction in a call."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from plan.importers import deepspeed_keys as keys
+from plan.importers import partitioned
 from plan.importers.deepspeed_account import account
 from plan.importers.deepspeed_batch import Batch, solve
 from plan.importers.deepspeed_zero import zero_section
@@ -65,6 +66,8 @@ def translate(config: Mapping[str, Any], setting: Setting, ledger: Ledger) -> di
     plan |= _precision(clean, setting, ledger)
     plan |= zero_section(clean, ledger)
     plan |= _activations(clean, setting, plan.get("offload", {}), ledger)
+    if not setting.script:
+        partitioned.deepspeed(plan, clean.get("zero_optimization"), ledger)
     optimizer = _optimizer(clean, plan, ledger)
     optimizer |= _clipping(clean, setting, ledger)
     account(clean, ledger)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from plan.importers import deepspeed
+from plan.importers import deepspeed, partitioned
 from plan.importers.arguments import Arguments
 from plan.importers.ledger import Ledger
 from plan.importers.script import Script
@@ -72,7 +72,7 @@ def lay_deepspeed(
             f"two precisions: {precision} in the DeepSpeed JSON and {plan['precision']} from the script's flags; make"
             " them equal"
         )
-    _lay_over(plan, pieces["plan"], alone, ledger)
+    _lay_over(plan, pieces["plan"], (config or {}).get("zero_optimization"), alone, ledger)
     run["optimizer"] = pieces.get("optimizer", {})
 
 
@@ -111,7 +111,7 @@ def _stage(config: Mapping[str, Any], found: int, flag: int | None, ledger: Ledg
     return found if "zero_optimization" in config or flag is None else flag
 
 
-def _lay_over(plan: dict[str, Any], pieces: dict[str, Any], alone: bool, ledger: Ledger) -> None:
+def _lay_over(plan: dict[str, Any], pieces: dict[str, Any], section: object, alone: bool, ledger: Ledger) -> None:
     stage = pieces["zero_stage"]
     if stage == 0 and plan["precision"] == "bf16":
         ledger.note(
@@ -141,6 +141,7 @@ def _lay_over(plan: dict[str, Any], pieces: dict[str, Any], alone: bool, ledger:
             plan[key] = pieces[key]
     if "offload" in pieces:
         plan["offload"] = {**plan.get("offload", {}), **pieces["offload"]}
+    partitioned.deepspeed(plan, section, ledger)
     if plan.get("partition_activations") and (plan["recompute"] != "full" or plan["tensor_parallel"] == 1):
         plan.pop("partition_activations")
         ledger.note("partition_activations has no effect without full recompute and tensor parallelism")

@@ -11,6 +11,7 @@ from plan import supported
 from plan.importers.arguments import Arguments
 from plan.importers.ledger import Ledger
 from plan.importers.megatron_layout import pipeline_layout, virtual_stages
+from plan.importers.partitioned import fsdp
 
 BYTES_OF_FP32 = 4
 
@@ -83,7 +84,8 @@ def _sharding(a: Arguments, ledger: Ledger) -> dict[str, Any]:
         )
     found: dict[str, Any] = {"zero_stage": stage}
     if a.has("--use-torch-fsdp2"):
-        found = {"zero_stage": 3, "implementation": "torch-fsdp"}
+        found = {"zero_stage": 3}
+        fsdp(found, "torch's FSDP2 (--use-torch-fsdp2)", ledger)
     return found
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from plan.importers.ledger import Ledger, nearest
+from plan.importers.partitioned import fsdp
 
 RENAMED = {
     "training.batch_size": "training.local_batch_size",
@@ -88,6 +89,7 @@ def translate(tables: Mapping[str, Any], ledger: Ledger, world: int | None = Non
     """Model, plan, optimizer, train and checkpoint sections; `world` (GPUs) settles data parallelism."""
     keys = _renamed(flatten(tables), ledger)
     plan = _plan(keys, ledger)
+    fsdp(plan, "torchtitan's FSDP2", ledger)
     ranks = _data_parallel(keys, plan, world, ledger)
     length = _whole(keys, "training.seq_len", ledger) or 2048
     plan |= _batch(keys, plan, length, ranks, ledger)
@@ -128,7 +130,6 @@ def _plan(keys: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     tensor = _whole(keys, "parallelism.tensor_parallel_degree", ledger) or 1
     pipeline = _whole(keys, "parallelism.pipeline_parallel_degree", ledger) or 1
     plan: dict[str, Any] = {
-        "implementation": "torch-fsdp",
         "tensor_parallel": tensor,
         "pipeline_parallel": pipeline,
         "zero_stage": 3,

@@ -94,12 +94,13 @@ def test_007_1p3b_with_adam_on_one_t4() -> None:
     assert states > 14 * found.parameters  # what the maintainer counted
     sharded = forecast(model=model, cluster=card("t4", 14.56, 8), plan=plan | {"zero_stage": 1})
     assert sharded.memory.per_stage[0].optimizer_gib == pytest.approx(stage.optimizer_gib / 8, rel=0.01)
-    not_yet(
-        "offload.optimizer cpu",
-        model=model,
-        cluster=card("t4", 14.56, 1),
-        plan=plan | {"offload": {"optimizer": "cpu"}},
+    offloaded = plan | {"zero_stage": 1, "gradient_dtype": "fp16", "offload": {"optimizer": "cpu"}}
+    small = forecast(model=model, cluster=card("t4", 14.56, 1), plan=offloaded).memory
+    assert small.fits
+    assert small.per_stage[0].weights_gib + small.per_stage[0].gradients_gib == pytest.approx(
+        4 * found.parameters / GIB, rel=1e-3
     )
+    assert small.host_gib == pytest.approx(16 * found.parameters / GIB, rel=1e-3)
 
 
 def test_009_7b_full_fine_tune_on_one_a100() -> None:
@@ -377,8 +378,13 @@ def test_109_and_111_what_a_thousand_billion_needs() -> None:
         "seq_length": shape["seq"],
     }  # fmt: skip
     cluster = {"preset": "dgx-a100-80gb", "nodes": 1}
-    with pytest.raises(InputError, match=r"offload.optimizer cpu"):
-        load({"model": model, "cluster": cluster, "plan": {"zero_stage": 3, "offload": {"optimizer": "cpu"}}})
+    halves = {"precision": "fp16", "gradient_dtype": "fp16", "recompute": "full"}
+    offloaded = {"zero_stage": 3, "offload": {"optimizer": "cpu"}} | halves
+    one = forecast(model=model, cluster=cluster, plan=offloaded).memory
+    assert one.per_stage[0].weights_gib * GIB == pytest.approx(252e9, rel=0.01)
+    assert not one.fits
+    assert one.host_gib * GIB == pytest.approx(16e12, rel=0.02)
+    assert one.host_gib > one.host_capacity_gib
     found = forecast(model=model, cluster=cluster, plan={"tensor_parallel": 8, "recompute": "full", "zero_stage": 0})
     assert found.parameters == pytest.approx(1.008e12, rel=0.001)
     assert found.memory.per_stage[0].weights_gib * GIB == pytest.approx(252e9, rel=0.01)

@@ -30,11 +30,28 @@ DEGREES = {
     "virtual_pipeline": [1, 1, 2],
     "data_parallel": [1, 2],
     "zero_stage": [0, 1, 2, 3],
+    "offload": [{}, {}, {"optimizer": "cpu"}, {"optimizer": "cpu", "parameters": "cpu"}],
     "schedule": ["auto", "gpipe"],
     "recompute": ["none", "selective", "full"],
+    "partition_activations": [False, True],
     "global_batch_size": [2, 4, 8, 24],
 }
-plans = st.fixed_dictionaries({key: st.sampled_from(values) for key, values in DEGREES.items()})
+
+
+def _allowed(plan: dict[str, Any]) -> dict[str, Any]:
+    """A drawn plan without the combinations that would only be drawn again: too few would be left."""
+    own, stage = plan["implementation"] == "windtunnel", plan["zero_stage"]
+    if stage >= 2:
+        plan |= {"implementation": "windtunnel", "pipeline_parallel": 1, "virtual_pipeline": 1}
+        own = True
+    if stage < 3 or plan["data_parallel"] == 1:
+        plan["offload"] = {"optimizer": plan["offload"].get("optimizer", "none") if own and stage else "none"}
+    if plan["tensor_parallel"] == 1 or plan["recompute"] != "full" or plan["sequence_parallel"]:
+        plan["partition_activations"] = False
+    return plan
+
+
+plans = st.fixed_dictionaries({key: st.sampled_from(values) for key, values in DEGREES.items()}).map(_allowed)
 
 
 def compiled(plan: dict[str, Any], tied: bool) -> StepProgram:

@@ -131,11 +131,12 @@ plan.precision fp8: {precision: fp8}
 plan.schedule zb-h1: {pipeline_parallel: 2, schedule: zb-h1}
 plan.schedule my.csv: {pipeline_parallel: 2, schedule: my.csv}
 plan.implementation torch-fsdp: {implementation: torch-fsdp}
-plan.offload.optimizer cpu: {offload: {optimizer: cpu}}
+plan.offload.optimizer nvme: {zero_stage: 3, offload: {optimizer: nvme}}
+plan.offload.parameters cpu with optimizer none: {zero_stage: 3, offload: {parameters: cpu}}
+plan.offload.optimizer cpu with implementation megatron: {implementation: megatron, offload: {optimizer: cpu}}
 plan.hybrid zero3-ffn: {hybrid: zero3-ffn}
 plan.gradient_compression onebit-adam: {gradient_compression: onebit-adam}
 plan.gradient_dtype fp16 with precision bf16: {gradient_dtype: fp16}
-plan.partition_activations true: {tensor_parallel: 2, partition_activations: true, recompute: full}
 """)
 
 

@@ -33,6 +33,8 @@ class FakeProfile:
     alpha_s: float = 3e-6
     bus_bytes_per_s: float = 2e11
     nic_bytes_per_s: float = 2e10
+    copy_bytes_per_s: float = 2e10
+    host_bytes_per_s: float = 5e10
     delay_s: float = 0.0
     delay_beside_s: float = 0.0
     factors: Mapping[tuple[str, str], float] = field(default_factory=dict)
@@ -58,8 +60,11 @@ class FakeProfile:
         alpha_s = steps(op, n) * self.alpha_s
         return CommCost(alpha_s, moved / rate, moved, self.delay_s, self.delay_beside_s).scaled(self.factor)
 
-    def copy_s(self, kind: str, bytes_: int) -> float:
-        return bytes_ / self.nic_bytes_per_s * self.factor
+    def copy_s(self, kind: str, bytes_: int, link_bytes_per_s: float = float("inf")) -> float:
+        return bytes_ / min(self.copy_bytes_per_s, link_bytes_per_s) * self.factor
+
+    def host_step_s(self, call: KernelCall, ranks: int) -> float:
+        return bytes_of(call) * ranks / self.host_bytes_per_s * self.factor
 
     def contention(self, stream: str, beside: str) -> float:
         return self.factors.get((stream, beside), 1.0)

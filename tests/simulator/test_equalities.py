@@ -49,6 +49,12 @@ PLANS: dict[str, dict[str, Any]] = {
         "zero_stage": 3,
         "recompute": "full",
     },
+    "dp2-zero3-offload": {
+        "data_parallel": 2,
+        "global_batch_size": 4,
+        "zero_stage": 3,
+        "offload": {"optimizer": "cpu", "parameters": "cpu"},
+    },
     "interleaved": {
         "pipeline_parallel": 2,
         "virtual_pipeline": 2,
@@ -132,6 +138,8 @@ def flights(draw: st.DrawFn) -> tuple[dict[str, Any], FakeProfile]:
         "recompute": draw(st.sampled_from(["none", "selective", "full"])),
         "global_batch_size": data * pipeline * draw(st.integers(1, 3)),
     }
+    if plan["zero_stage"] > 0:
+        plan["offload"] = {"optimizer": draw(st.sampled_from(["none", "none", "cpu"]))}
     factor = st.sampled_from([1.0, 1.189, 1.7])
     slowing = {("compute", beside): draw(factor) for beside in ("tp", "dp", "transfer")}
     if draw(st.booleans()):

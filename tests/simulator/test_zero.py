@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -95,3 +96,60 @@ def test_what_is_small_can_stay_whole() -> None:
     }
     opened = next(b for b in stage.blocks if b.name == "open")
     assert [i.unit for i in opened.instructions if i.kind == "AG"] == [whole.index]
+
+
+OFFLOAD = {"offload": {"optimizer": "cpu", "parameters": "cpu"}}
+
+
+def test_what_is_on_the_host() -> None:
+    """fp32 master and moments, the gradient, and the 16-bit weights: 12 + 4 + 2 bytes of this rank's share, while the
+    device keeps the shard of gradients that it adds up and nothing else."""
+    program, run = small(SHARDED | {"zero_stage": 3, "global_batch_size": RANKS * 2} | OFFLOAD)
+    memory = fly(program, run, FakeProfile()).memory[0]
+    share = numbers(program) // RANKS
+    assert memory.host_bytes == 18 * share + 8  # and two numbers: norm and loss
+    assert (memory.parts["weights"], memory.parts["gradients"], memory.parts["optimizer"]) == (0, 4 * share, 0)
+
+
+def test_a_slow_host_is_waited_for_and_nothing_else_is() -> None:
+    """The step grows by what the CPUs take for 30 bytes a parameter of each of four ranks, and it is called so."""
+    plan = SHARDED | {"zero_stage": 2, "global_batch_size": RANKS, "offload": {"optimizer": "cpu"}}
+    program, run = small(plan)
+    free = {"copy_bytes_per_s": 1e18}
+    run = replace(run, cluster=replace(run.cluster, pcie_gb_s=1e9))
+    fast, slow = (fly(program, run, FakeProfile(host_bytes_per_s=rate, **free)) for rate in (1e18, 1e9))
+    added = 30 * numbers(program) / 1e9
+    assert slow.step_time_s - fast.step_time_s == pytest.approx(added, rel=1e-6)
+    assert slow.breakdown["exposed_offload"] * slow.step_time_s == pytest.approx(
+        added + fast.breakdown["exposed_offload"] * fast.step_time_s, rel=1e-3
+    )
+
+
+def test_weights_go_back_beside_the_next_step() -> None:
+    """Of as many copies as buckets only the last is not beside a step of the host."""
+    plan = SHARDED | {"zero_stage": 3, "global_batch_size": RANKS, "offload": {"optimizer": "cpu"}}
+    program, run = small(plan, layers=8)
+    flight = fly(program, run, FakeProfile(host_bytes_per_s=2e9, copy_bytes_per_s=2e10))
+    ends: dict[str, list[float]] = {}
+    for row in flight.timeline([0]).rows():
+        ends.setdefault(row.stream, []).append(row.end_s)
+    assert len(ends["h2d"]) == len(ends["cpu"]) == len(program.classes[0].buckets)
+    assert sum(end > max(ends["cpu"]) for end in ends["h2d"]) == 1
+
+
+def test_a_fraction_stays_on_the_device() -> None:
+    """ZeRO-Offload++: the first buckets, until they hold half the parameters, are stepped by the host."""
+    plan = SHARDED | {"zero_stage": 3, "global_batch_size": RANKS}
+    whole, half = (small(plan | {"offload": {"optimizer": "cpu", "fraction": share}}) for share in (1.0, 0.5))
+    steps = [i for b in half[0].classes[0].blocks for i in b.instructions if i.kind == "STEP"]
+    assert {i.stream for i in steps} == {"cpu", "compute"}
+    hosted = [b.numel for b in half[0].classes[0].buckets if b.offloaded]
+    assert sum(hosted[:-1]) < 0.5 * numbers(half[0]) <= sum(hosted)
+    assert fly(*half, FakeProfile()).step_time_s < fly(*whole, FakeProfile()).step_time_s
+
+
+def test_gpus_behind_one_link_share_it() -> None:
+    plan = SHARDED | {"zero_stage": 3, "global_batch_size": RANKS} | OFFLOAD
+    fast = FakeProfile(copy_bytes_per_s=1e12)
+    alone, shared = (fly(*small(plan, {"pcie_gb_s": 1, "gpus_per_pcie": n}), fast).step_time_s for n in (1, 2))
+    assert shared > 1.5 * alone

@@ -23,6 +23,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "recompute": {"tensor_parallel": 2, "sequence_parallel": True, "recompute": "selective"},
     "zero2": {"data_parallel": 2, "zero_stage": 2},
     "zero3": {"data_parallel": 2, "zero_stage": 3},
+    "zero3-offload": {
+        "data_parallel": 2,
+        "zero_stage": 3,
+        "offload": {"optimizer": "cpu", "parameters": "cpu"},
+    },
 }
 
 

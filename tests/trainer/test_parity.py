@@ -110,10 +110,10 @@ def test_small_buckets_reduce_while_backward_runs(pool: Pool, model: str) -> Non
     _hold(pool, model, DP2 | {"communication": {"bucket_mb": 0.02}})
 
 
-@pytest.mark.parametrize("layout", ["single", "dp2", "tp2-sp", "pp2-1f1b", "zero1", "zero3"])
+@pytest.mark.parametrize("layout", ["single", "dp2", "tp2-sp", "pp2-1f1b", "zero1", "zero3", "offload"])
 def test_bf16_follows_the_fp32_reference(pool: Pool, layout: str) -> None:
     """Weights, activations and products in bf16; main gradients, optimizer state and losses in fp32."""
-    sharded = {f"zero{stage}": DP2 | {"zero_stage": stage} for stage in (1, 3)}
+    sharded = {"zero1": DP2 | {"zero_stage": 1}, "zero3": ZERO3, "offload": ZERO3 | BOTH}
     plan = (LAYOUTS | sharded)[layout] | {"precision": "bf16"}
     run = make_run(MODELS["llama"], plan)
     losses, norms, _ = _reference("llama", "fp32", "")
@@ -136,6 +136,10 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "recompute-full-tp2-sp": TP2 | SP | {"recompute": "full"},
     "recompute-selective-tp2-sp": TP2 | SP | {"recompute": "selective"},
     "recompute-layers-pp2": PP2 | {"recompute": {"layers": 1}},
+    "partition-activations-tp2": TP2 | {"sequence_parallel": False, "recompute": "full", "partition_activations": True},
+    "partition-activations-tp2-pp2": TP2
+    | PP2
+    | {"sequence_parallel": False, "recompute": {"layers": 1}, "partition_activations": True, "micro_batch_size": 2},
     "no-overlap-dp2": DP2 | {"communication": {"overlap": False}},
     "pp4": {"pipeline_parallel": 4},
 }
@@ -154,6 +158,17 @@ PARTITIONED: dict[str, dict[str, Any]] = {
     "zero3-no-overlap": ZERO3 | {"communication": {"overlap": False}},
     "zero3-loss-chunks": ZERO3 | {"loss_chunks": 4},
 }
+OPTIMIZER, BOTH = {"offload": {"optimizer": "cpu"}}, {"offload": {"optimizer": "cpu", "parameters": "cpu"}}
+OFFLOADED: dict[str, dict[str, Any]] = {
+    "single": {"zero_stage": 1} | OPTIMIZER,
+    "zero1": DP2 | {"zero_stage": 1, "communication": {"bucket_mb": 0.02}} | OPTIMIZER,
+    "zero1-pp2": DP2 | PP2 | {"zero_stage": 1} | OPTIMIZER,
+    "zero2-no-overlap": ZERO2 | {"communication": {"overlap": False}} | OPTIMIZER,
+    "zero3": ZERO3 | OPTIMIZER,
+    "zero3-half": ZERO3 | {"offload": {"optimizer": "cpu", "fraction": 0.5}},
+    "zero3-parameters": ZERO3 | BOTH | {"micro_batch_size": 1},
+    "zero3-parameters-tp2-sp": ZERO3 | TP2 | SP | BOTH | {"recompute": "full", "micro_batch_size": 2},
+}
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -167,6 +182,12 @@ def test_strategies_train_as_the_reference_does(pool: Pool, model: str, strategy
 def test_partitioned_parameters_train_as_the_reference_does(pool: Pool, model: str, strategy: str) -> None:
     """The GPT's embeddings are tied: two units gather and reduce the table."""
     _hold(pool, model, PARTITIONED[strategy])
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("strategy", OFFLOADED)
+def test_offloaded_state_trains_as_the_reference_does(pool: Pool, model: str, strategy: str) -> None:
+    _hold(pool, model, OFFLOADED[strategy])
 
 
 @pytest.mark.parametrize("stage", [2, 3])

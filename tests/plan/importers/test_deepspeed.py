@@ -108,10 +108,13 @@ def test_zero_3_offload(tmp_path: Path) -> None:
     result = config(tmp_path, {"train_batch_size": 64, "bf16": {"enabled": True}, "zero_optimization": zero})
     plan = result.run_dict["plan"]
     assert plan["zero_stage"] == 3
-    assert plan["zero"] == {"prefetch": 50_000_000, "live": 1_000_000_000, "persist_below": 100_000}
+    assert plan["zero"] == {"persist_below": 100_000}
     assert plan["offload"] == {"optimizer": "cpu", "parameters": "nvme"}
-    assert plan["communication"] == {"overlap": True, "bucket_mb": 2000.0}  # 5e8 elements of fp32 gradient
-    assert (plan["implementation"], plan["precision"], plan["gradient_dtype"]) == ("deepspeed", "bf16", "bf16")
+    assert plan["communication"] == {"overlap": True}
+    assert (plan["implementation"], plan["precision"], plan["gradient_dtype"]) == ("windtunnel", "bf16", "bf16")
+    (said,) = (text for text in result.warnings if "implementation windtunnel" in text)
+    for portion in ("reduce_bucket_size 5e8", "prefetch_bucket_size 5e+07", "max_live_parameters 1e+09"):
+        assert portion in said
 
 
 def test_old_names(tmp_path: Path) -> None:
