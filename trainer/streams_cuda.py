@@ -1,6 +1,7 @@
 """CUDA streams of one rank: one `torch.cuda.Stream` for each stream of the program, events for waits.
 
-Every instruction is issued by the host thread in host order, inside its stream; collectives are asked to run in the
+Every instruction is issued by the host thread in host order, inside its stream (an optimizer step on the stream `cpu`
+is done by the host thread there and then, once what it waits for has happened); collectives are asked to run in the
 current stream (`asyncOp` off), so that events around them bracket them. An event is recorded only after an instruction
 that another stream waits for (or, in a recorded step, around every one). Buffers belong to the compute stream's
 allocator; the program frees one only where the compute stream is already ordered after every use, so no `record_stream`
@@ -60,6 +61,8 @@ class CudaStreams:
         stream = self._streams[op.stream]
         for wait in op.waits:
             stream.wait_event(self._done[wait])
+            if op.stream == "cpu":  # its work is the host thread's own
+                self._wait(self._done[wait], op.label)
         self._enter(stream)
         start = self._mark(stream) if self.recording else None
         op.run()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from plan.compile import compile_run
+from plan.parallel import Offload
 from plan.run import Run
 from tests.trainer.ranks import GPT, LLAMA, make_run, text
 from trainer.executor import Executor, StepResult
@@ -33,3 +34,17 @@ def test_losses_equal_the_cpu_reference_to_bf16_tolerance(model: dict[str, Any],
     assert set(results[-1].stamps) == {op.id for op in executor.ops}
     assert all(s.issued_s <= s.start_s <= s.end_s for s in results[-1].stamps.values())
     assert executor.storage.allocated() == 0
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_host_steps_as_the_device_does(precision: str) -> None:
+    """Optimizer state in pinned host memory: the same losses, copies on their streams, the host's step in between."""
+    run = make_run(LLAMA | WIDE, {"precision": precision, "zero_stage": 1})
+    offloaded = replace(run, plan=replace(run.plan, offload=Offload(optimizer="cpu")))
+    _, expected = _train(run, "cuda")
+    executor, results = _train(offloaded, "cuda")
+    assert [r.loss for r in results] == pytest.approx([r.loss for r in expected], rel=1e-4)
+    streams = {op.id: op.stream for op in executor.ops}
+    assert {streams[i] for i in results[-1].stamps} == {"compute", "d2h", "cpu", "h2d"}
+    last_step = max(s.end_s for i, s in results[-1].stamps.items() if streams[i] == "cpu")
+    assert last_step <= max(s.end_s for i, s in results[-1].stamps.items() if streams[i] == "h2d")
