@@ -48,14 +48,14 @@ TEXTS = {
     "large messages (H200 rows; 4 GPUs and fewer run the ring)",
     "softmax": "copy bandwidth over a traffic factor of unfused attention, from a study on 28 development rows of "
     "runs.csv: no microbenchmark, and not separable there from slower score GEMMs",
-    "eager": "bytes moved and kernels launched by the torch references (calibration.traffic) at the share of the copy "
-    "bandwidth and the launch time of the other operators",
+    "eager": "bytes moved and kernels launched by the torch references (calibration.traffic) at 0.90 of the copy "
+    "bandwidth; a launch on the device: one H200 filling 256 KiB",
     "lines": "lines through points of one H200 (calibration/measured/h200-points.json), by the ratio of copy "
     "bandwidths",
-    "host": "at most the launch term of timings on H100 (6.6 µs); sigma: log of its ratio to 12.6 µs, a launch through "
-    "Python on the virtual machine of one H200",
-    "host measured": "launches through Python on the virtual machine of one H200 (12.6 µs); sigma: log of its ratio to "
-    "6.6 µs, the launch term of timings on H100",
+    "host": "a launch: at most the launch term of timings on H100 (6.6 µs), and 6.7 µs through Python on the virtual "
+    "machine of one H200; sigma: log of its ratio to 12.6 µs, a whole operator call there",
+    "host measured": "an operator call on the virtual machine of one H200 (12.6 µs); sigma: log of its ratio to 6.6 "
+    "µs, a launch alone",
     "sustained": "8192 cubed in bf16 on one H200, torch 2.11: short runs and a long one, which meets the power limit; "
     "the 700 W of both cards",
     "wide": "fp32 (not tf32) and fp64 products: the bf16 form at the ratio of the data sheet's dense peaks",
@@ -337,7 +337,7 @@ def _profile(name: str, memory: float, sources: Section, memory_rows: list[str],
     gemm = [*gemm, *parts.wide_gemm_sections(gemm, name)]
     return {
         "name": name, "device": "cuda", "sources": shared | sources, "gemm": gemm, **sections,
-        "memory": parts.memory_sections(memory, per_kernel), "host": host, "contention": contention,
+        "memory": parts.memory_sections(memory), "host": host, "contention": contention,
         "allocator": {"source": "context", "context_bytes": parts.CONTEXT_BYTES},
     }  # fmt: skip
 

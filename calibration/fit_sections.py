@@ -65,6 +65,8 @@ EAGER = {
 }  # fmt: skip
 SOFTMAX_TRAFFIC = 1.45  # unfused attention: time over least traffic, from a study on 28 development rows of runs.csv
 MEMORY_LAUNCH_S = 7.1e-6  # mean of three fits to Liger's H100 timings: 6.6, 7.1, 7.7 µs
+# A launch: 6.6 µs at most in timings on H100, 6.7 µs through Python on one H200 (torch's add on one element). 12.6 µs:
+# an operator call there, median of a product, pointwise regions and attention.
 HOST_KERNEL_S = {"h200": 12.6e-6, "h100": 6.6e-6, "a100-80gb": 6.6e-6}
 HOST_SIGMA = math.log(HOST_KERNEL_S["h200"] / HOST_KERNEL_S["h100"])  # between the two figures there are
 HOST_INSTRUCTION_S = 2.5e-6  # an empty instruction of the executor, measured by `calibrate` on a server CPU
@@ -163,22 +165,24 @@ def attention_sections(chip: Chip, fit: Fit, back: float, variant: str, source: 
     return sections
 
 
-def memory_sections(copy_bytes_per_s: float, host_kernel_s: float) -> list[Section]:
+def memory_sections(copy_bytes_per_s: float) -> list[Section]:
     """Compiled operators by their measured fractions of the copy bandwidth (the softmax of unfused attention by its
     traffic factor), and eager ones by what their references move and launch."""
-    return [*_compiled_sections(copy_bytes_per_s), *_eager_sections(copy_bytes_per_s, host_kernel_s)]
+    return [*_compiled_sections(copy_bytes_per_s), *_eager_sections(copy_bytes_per_s)]
 
 
-def _eager_sections(copy_bytes_per_s: float, host_kernel_s: float) -> list[Section]:
+def _eager_sections(copy_bytes_per_s: float) -> list[Section]:
+    """What the device needs for a launch is what one H200 needs to fill 256 KiB; the host's share is `issue_s`."""
+    one_launch_s = min(seconds for _, seconds in honesty.points()["memory"]["fill *"])
     return [
         {
             "source": "eager",
             "op": op,
             "kernels": "eager",
             "sigma": 0.0,
-            "launch_s": rounded(launches * MEMORY_LAUNCH_S),
+            "launch_s": rounded(launches * one_launch_s),
             "bytes_per_s": rounded(copy_bytes_per_s * FRACTIONS["*"] / ratio),
-            "issue_s": rounded(launches * host_kernel_s),
+            "issue_s": rounded(launches * HOST_KERNEL_S["h100"]),
         }
         for op, (launches, ratio) in EAGER.items()
     ]

@@ -157,6 +157,7 @@ def test_eager_training_on_one_h200_is_forecast_from_counted_traffic(model: str,
     run = load(Path(__file__).parents[2] / "examples" / f"h200-llama-{model}.yaml", overrides)
     flight = fly(compile_run(run), run, load_profile("h200-published"))
     assert flight.step_time_s == pytest.approx(measured_s, rel=0.05)
+    assert flight.interval.low_s < measured_s < flight.interval.high_s
 
 
 def test_a_framework_is_priced_by_its_own_launches_and_passes() -> None:

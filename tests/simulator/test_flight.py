@@ -9,7 +9,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from calibration.profile import CoreSharing
+from calibration.profile import CoreSharing, load_profile
 from plan.program import expand
 from plan.skew import split
 from simulator.breakdown import fractions
@@ -131,3 +131,15 @@ def test_a_cpu_flight_uses_the_profile_of_its_threads() -> None:
         for threads in (1, 4)
     )
     assert one == pytest.approx(4 * four, rel=1e-6)
+
+
+def test_eager_kernels_of_a_small_run_are_bound_by_the_host() -> None:
+    """What an operator launches under `kernels: eager` is issued one by one; compiled, the same run waits for less."""
+    program, run = small({**PLAN, "tensor_parallel": 1})
+    run = replace(run, plan=replace(run.plan, kernels="eager"))
+    profile = load_profile("h100")
+    eager = fly(program, run, profile)
+    compiled = fly(program, replace(run, plan=replace(run.plan, kernels="compiled")), profile)
+    assert eager.profile.priced_as == "eager"
+    assert eager.breakdown["host"] > 5 * compiled.breakdown["host"] > 0
+    assert eager.step_time_s > 2 * compiled.step_time_s
