@@ -31,7 +31,7 @@ LLAMA: Mapping[str, Any] = {"activation": "swiglu", "norm": "rmsnorm", "position
 MPT: Mapping[str, Any] = {**GPT, "positions": "alibi", "bias": False, "dropout": 0.0, "attention_dropout": 0.0}
 
 MEGATRON: Mapping[str, Any] = {"implementation": "megatron", "attention": "unfused"}
-FSDP: Mapping[str, Any] = {"implementation": "torch-fsdp", "attention": "flash"}
+FSDP: Mapping[str, Any] = {"implementation": "windtunnel", "attention": "flash"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,10 +177,18 @@ CONVENTIONS: tuple[Convention, ...] = (
         matches=("torchtitan", ""),
         family=LLAMA,
         plan=FSDP,
-        why="FSDP2.",
+        why="FSDP2, read as ZeRO-3 of our own.",
     ),
-    Convention(name="fms-fsdp", matches=("ibm_fms_fsdp", ""), family=LLAMA, plan=FSDP, why="FSDP1."),
-    Convention(name="llm-foundry", matches=("llm_foundry", ""), family=MPT, plan=FSDP, why="Composer on FSDP1."),
+    Convention(
+        name="fms-fsdp", matches=("ibm_fms_fsdp", ""), family=LLAMA, plan=FSDP, why="FSDP1, read as ZeRO-3 of our own."
+    ),
+    Convention(
+        name="llm-foundry",
+        matches=("llm_foundry", ""),
+        family=MPT,
+        plan=FSDP,
+        why="Composer on FSDP1, read as ZeRO-3 of our own.",
+    ),
 )
 
 
