@@ -17,6 +17,7 @@ from plan.hashing import program_hash
 from plan.layout import layout
 from plan.model import Model
 from plan.parallel import Plan
+from plan.partition import partition_rules
 from plan.program import Group, RankProgram, StepProgram
 from plan.run import Run
 from plan.schedules import Placement, placements
@@ -137,12 +138,16 @@ def implementation_rules(plan: Plan) -> dict[str, str]:
     whole, bucket = "none: one flat gradient, all-reduced as one", f"{plan.communication.bucket_mb:g} MB"
     batched = "a send paired with the opposite receive of the same neighbour, the host blocked on each"
     launches = {"launches": "blocking, as CUDA_LAUNCH_BLOCKING=1 has it"} if plan.launch_blocking else {}
-    return launches | {
-        "implementation": plan.implementation,
-        "pipeline": blocking if is_deepspeed(plan) else batched if batches_transfers(plan) else separate,
-        "buckets": whole if is_deepspeed(plan) else f"close at {bucket} of {plan.gradient_dtype} gradient",
-        "gradients": "overlapped with backward" if overlaps_gradients(plan) else "reduced after backward",
-    }
+    return (
+        launches
+        | {
+            "implementation": plan.implementation,
+            "pipeline": blocking if is_deepspeed(plan) else batched if batches_transfers(plan) else separate,
+            "buckets": whole if is_deepspeed(plan) else f"close at {bucket} of {plan.gradient_dtype} gradient",
+            "gradients": "overlapped with backward" if overlaps_gradients(plan) else "reduced after backward",
+        }
+        | partition_rules(plan)
+    )
 
 
 def stage_of(program: StepProgram, rank: int) -> RankProgram:

@@ -61,6 +61,11 @@ class Communication:
     order: str = "auto"
 
 
+def auto_bucket_mb(data_parallel: int) -> float:
+    """Bucket size where none is chosen: Megatron-LM's 40M, or 1M a data-parallel rank, numbers of fp32."""
+    return float(max(160, 4 * data_parallel))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """One way to run the step. See the module docstring for what is resolved; `plan.rules` has checked it against

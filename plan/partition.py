@@ -73,3 +73,22 @@ def offloaded(sizes: Sequence[int], plan: Plan) -> list[bool]:
     wanted = plan.offload.fraction * sum(sizes) if plan.offload.optimizer == "cpu" else 0.0
     before = [sum(sizes[:i]) for i in range(len(sizes))]
     return [first < wanted for first in before]
+
+
+def partition_rules(plan: Plan) -> dict[str, str]:
+    """The choices of ZeRO-2, ZeRO-3 and offload, in words, for the program's header."""
+    found: dict[str, str] = {}
+    ahead = plan.communication.overlap
+    if partitions_gradients(plan):
+        beside = "beside the next unit's backward" if ahead else "before the next unit's backward"
+        found |= {
+            "buckets": "one a unit; parameters every tensor-parallel rank holds are reduced whole, once a step",
+            "gradients": f"reduce-scattered after a unit's backward of every micro-batch, {beside}",
+        }
+    if partitions_weights(plan):
+        found["weights"] = (
+            f"gathered before a unit's forward and backward, {'one unit ahead' if ahead else 'when needed'}"
+        )
+    if plan.offload.optimizer != "none":
+        found["optimizer"] = "stepped by the host, a bucket's weights copied back beside the next bucket's step"
+    return found

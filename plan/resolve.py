@@ -13,7 +13,7 @@ from plan.cluster import Cluster, Fabric, Host, Link, Nics
 from plan.errors import InputError, NotYetForecast
 from plan.model import Model, RopeScaling
 from plan.nearest import did_you_mean, nearest_name
-from plan.parallel import Communication, Offload, Plan, Recompute, Zero
+from plan.parallel import Communication, Offload, Plan, Recompute, Zero, auto_bucket_mb
 from plan.reading import read_section
 from plan.run import Budget, Checkpoint, Data, LrSchedule, Optimizer, Run, Train
 from plan.schema import (
@@ -214,7 +214,7 @@ def _plan(spec: PlanSpec, model: Model, cluster: Cluster) -> Plan:
         loss_chunks=spec.loss_chunks or 1,
         communication=Communication(
             # Megatron's rule, max(40M, 1M · dp) elements, in bytes of an fp32 gradient.
-            bucket_mb=communication.bucket_mb or float(max(160, 4 * data_parallel)),
+            bucket_mb=communication.bucket_mb or auto_bucket_mb(data_parallel),
             overlap=communication.overlap,
             allreduce=communication.allreduce,
             order=communication.order,

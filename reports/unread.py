@@ -1,4 +1,4 @@
-"""Keys of a cluster that a run sets and its forecast does not read: each is named, with why, under "not modelled".
+"""Keys that a run sets and its forecast does not read: each is named, with why, under "not modelled".
 
     unread(run)  ->  ("cluster.pcie_gb_s 64.0: nothing of this plan crosses PCIe",)
 
@@ -12,6 +12,7 @@ from typing import Any
 
 from plan import cluster as clusters
 from plan import presets
+from plan.parallel import auto_bucket_mb
 from plan.run import Run
 
 Reason = Callable[[Run], str]
@@ -42,7 +43,7 @@ REASONS: dict[str, Reason] = {
     "nics.latency_us": _unless(_leaves_the_node, "no message leaves the node"),
     "pcie_gb_s": _unless(_offloads, "nothing of this plan crosses PCIe"),
     "gpus_per_pcie": _unless(_offloads, "nothing of this plan crosses PCIe"),
-    "host.cores": _unless(lambda run: _on_cpu(run) or _offloads(run), "the host's own times are those of the profile"),
+    "host.cores": _unless(_on_cpu, "the host's own times are those of the profile"),
     "host.memory_gib": _unless(lambda run: _on_cpu(run) or _offloads(run), "nothing of this plan is kept on the host"),
     "fabric.kind": _unless(lambda run: False, "without oversubscription both kinds carry every link at full rate"),
     "threads_per_rank": _unless(_on_cpu, "only ranks of a cpu cluster compute with CPU threads"),
@@ -53,11 +54,15 @@ REASONS: dict[str, Reason] = {
 def unread(run: Run) -> tuple[str, ...]:
     """A sentence for each key that the run sets without effect on its forecast."""
     values, usual = asdict(run.cluster), _left_out(run)
-    return tuple(
+    found = [
         f"cluster.{key} {_at(values, key)}: {why}"
         for key, reason in REASONS.items()
         if _at(values, key) != _at(usual, key) and (why := reason(run))
-    )
+    ]
+    plan, size_mb = run.plan, run.plan.communication.bucket_mb
+    if plan.zero_stage >= 2 and size_mb != auto_bucket_mb(plan.data_parallel):
+        found.append(f"plan.communication.bucket_mb {size_mb:g}: ZeRO-2 and ZeRO-3 reduce a layer at a time")
+    return tuple(found)
 
 
 def _left_out(run: Run) -> dict[str, Any]:

@@ -47,3 +47,10 @@ def test_a_key_that_is_set_without_effect_is_named_with_its_reason(cluster: dict
 def test_network_cards_matter_once_messages_leave_the_node() -> None:
     """Then they are read."""
     assert said(nodes=2, nics={"count": 4, "bandwidth_gb_s": 25, "latency_us": 9}) == ()
+
+
+def test_buckets_of_a_partitioned_plan_are_its_layers() -> None:
+    plan = {"data_parallel": 2, "global_batch_size": 4, "zero_stage": 3, "communication": {"bucket_mb": 50}}
+    assert unread(load({"model": MODEL, "cluster": "cpu", "plan": plan})) == (
+        "plan.communication.bucket_mb 50: ZeRO-2 and ZeRO-3 reduce a layer at a time",
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -135,10 +136,20 @@ def test_a_flight_is_reproducible() -> None:
     assert (first.periods_ps, first.accounts, first.events) == (second.periods_ps, second.accounts, second.events)
 
 
+OFFLOADED = {
+    "data_parallel": 4,
+    "global_batch_size": 8,
+    "zero_stage": 3,
+    "offload": {"optimizer": "cpu", "parameters": "cpu"},
+}
+
+
+@pytest.mark.parametrize("plan", [PLAN, OFFLOADED], ids=["3d", "zero-3-offload"])
 @pytest.mark.parametrize("name", ["a100-80gb", "h200"])
-def test_shipped_profiles_scale_and_vanish(name: str) -> None:
-    """Contention and collectives included: every time of a real profile x 3 is 3 x the step, and none is left at 0."""
-    program, run = small(PLAN, hidden=2048)
+def test_shipped_profiles_scale_and_vanish(name: str, plan: dict[str, Any]) -> None:
+    """Contention, collectives, copies and the host's optimizer included: every time of a real profile x 3 is 3 x the
+    step, and none is left at 0."""
+    program, run = small(plan, hidden=2048)
     profile = load_profile(name)
     one, three = fly(program, run, profile), fly(program, run, profile.scaled(3.0))
     assert three.step_time_s == pytest.approx(3 * one.step_time_s, rel=1e-6)
