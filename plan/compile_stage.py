@@ -76,7 +76,7 @@ class StageBlocks:
         if recompute == "layers":
             recompute = "full" if position < self.plan.recompute_layers + (0 in self.units[0]) else "none"
         unit = layer(self.e, number, cut=recompute == "selective")
-        made = unit_plan(unit, number, recompute, whole=is_deepspeed(self.plan))
+        made = unit_plan(unit, number, recompute, whole=self.e.megatron)
         shared = self.plan.partition_activations and recompute == "full"
         return share_saved(made, self.plan.tensor_parallel) if shared else made
 

@@ -113,6 +113,12 @@ def _deepspeed(content: Mapping[str, Any], request: Request, ledger: Ledger) -> 
     cluster, world = _sized(request, ledger)
     setting = deepspeed.Setting(ranks=world.size, where=_where(request, world), semantics=request.semantics)
     run = deepspeed.translate(content, setting, ledger)
+    if run["plan"]["zero_stage"] <= 1:
+        run["plan"]["attention"] = "flash"
+        ledger.warn(
+            "a DeepSpeed JSON does not say what the model's layers launch: Megatron's kernels are forecast, with flash"
+            " attention (--set plan.attention=unfused for scores in memory)"
+        )
     if request.model is None:
         ledger.problem("a DeepSpeed JSON does not describe a model: add --model PRESET (or the path of a config.json)")
     else:

@@ -44,6 +44,7 @@ class Convention:
     device), in units of `memory_unit_bytes`. `presumed[column]` = (value, why) fills an empty cell.
     `framework` names whose kernels the rows ran, where they are none of ours (`calibration.frameworks`).
     `fabric[nodes]` is the row of nccl.csv that says what the source's own network carried between so many nodes.
+    `blocking_from`: rows of at least so many GPUs ran with CUDA_LAUNCH_BLOCKING=1.
     `anomalous[id]` = why no model of healthy hardware can be held to that row: scores are given with and without them.
     """
 
@@ -58,6 +59,7 @@ class Convention:
     stages: Literal["auto", "by cost"] = "auto"
     framework: str = ""
     fabric: Mapping[int, str] = field(default_factory=dict)
+    blocking_from: int | None = None
     memory: MemoryKind = "device"
     memory_unit_bytes: float = 2.0**30
     why: str = ""
@@ -137,7 +139,9 @@ CONVENTIONS: tuple[Convention, ...] = (
         family=BLOOM,
         plan={"implementation": "deepspeed", "attention": "unfused"},
         memory="device",
-        why="Jean Zay: 4 × Omni-Path 100 Gb/s a node. Megatron-DeepSpeed. Memory is nvidia-smi's.",
+        blocking_from=320,
+        why="Jean Zay: 4 × Omni-Path 100 Gb/s a node. Megatron-DeepSpeed. Memory is nvidia-smi's. 320 GPUs hung "
+        "without CUDA_LAUNCH_BLOCKING=1 (chronicles-prequel.md), smaller runs are taken to have done without.",
     ),
     Convention(
         name="zero-bubble",

@@ -193,6 +193,9 @@ class _Reader:
         if self.source.stages == "by cost" and pp > 1 and vpp == 1:
             plan["pipeline_layout"] = self._layout_by_cost(pp)
         schedule = SCHEDULES.get(self.row.text("schedule"))
+        blocking = self.source.blocking_from
+        if blocking is not None and self._count("n_gpus") >= blocking:
+            plan["launch_blocking"] = True
         return plan | ({"schedule": schedule} if schedule else {})
 
     def _one_of(self, column: str, known: Mapping[str, str]) -> str:
