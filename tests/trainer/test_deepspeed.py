@@ -30,6 +30,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "zero1-dp2-pp2": DP2 | PP2 | {"zero_stage": 1},
     "recompute-tp2": TP2 | {"recompute": "full"},
     "recompute-pp2": PP2 | {"recompute": "full"},
+    "partitioned-tp2-pp2": TP2 | PP2 | {"recompute": "full", "partition_activations": True},
 }
 
 
