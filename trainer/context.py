@@ -173,6 +173,14 @@ class PieceContext:
         else:
             grad.add_(self.ops.gemm(a, b, "tn"))
 
+    def stored(self, mask: Mask, like: Tensor) -> Tensor:
+        """A dropout mask as Megatron-LM's layers store it: a byte for each element of `like`, 1 where it is kept."""
+        return (mask.apply(torch.ones_like(like)) != 0).to(torch.uint8)
+
+    def drop(self, x: Tensor, stored: Tensor, p: float) -> Tensor:
+        """x · mask / (1 − p) by a stored mask."""
+        return x * stored * (1.0 / (1.0 - p))
+
     def mask(self, site: int) -> Mask | None:
         """Dropout of the residual stream at a site of this unit (None: the model has none)."""
         if not self.e.dropout:

@@ -77,8 +77,10 @@ def _out_forward(name: str) -> PieceFunction:
     site = _site(name)
 
     def forward(ctx: PieceContext, residual: Tensor, z: Tensor, bias: Tensor | None = None) -> Results:
-        """residual + dropout(z + bias) (S, h)."""
-        return (ctx.ops.add(residual, z, bias, ctx.mask(site)),)
+        """residual + dropout(z + bias) (S, h) [, the mask as Megatron-LM stores it]."""
+        mask = ctx.mask(site)
+        out = ctx.ops.add(residual, z, bias, mask)
+        return (out, ctx.stored(mask, out)) if ctx.e.megatron and mask is not None else (out,)
 
     return forward
 
@@ -86,9 +88,14 @@ def _out_forward(name: str) -> PieceFunction:
 def _out_backward(name: str) -> PieceFunction:
     site = _site(name)
 
-    def backward(ctx: PieceContext, d: Tensor, grad: Tensor | None = None) -> Results:
-        """dz when there is dropout; the bias gradient is added into `grad`."""
-        dz = ctx.ops.add_backward(d, grad, ctx.mask(site))
+    def backward(ctx: PieceContext, d: Tensor, *rest: Tensor) -> Results:
+        """[the stored mask, as Megatron-LM's layers have it] [, g:b] → dz when there is dropout; the bias gradient is
+        added into g:b."""
+        if ctx.e.megatron and ctx.e.dropout:
+            d, rest = ctx.drop(d, rest[0], ctx.rank.model.dropout), rest[1:]
+            dz = ctx.ops.add_backward(d, *(rest or (None,)), None)
+        else:
+            dz = ctx.ops.add_backward(d, *(rest or (None,)), ctx.mask(site))
         return (dz,) if ctx.e.dropout else ()
 
     return backward

@@ -51,8 +51,9 @@ def _split(ctx: PieceContext, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 # ---------------------------------------------------------------- the attention itself
 
 
-def _attend(ctx: PieceContext, qkv: Tensor) -> tuple[Tensor, Tensor]:
-    """(o (T, q), lse (b, heads, s)), or the probabilities (b·heads, s, s) in place of lse when unfused."""
+def _attend(ctx: PieceContext, qkv: Tensor) -> Results:
+    """(o (T, q), lse (b, heads, s)), or the probabilities (b·heads, s, s) in place of lse when unfused; with dropout in
+    Megatron-LM's layers also the mask and what it left."""
     q, k, v = _split(ctx, qkv)
     if not ctx.e.unfused:
         if ctx.e.alibi:
@@ -63,16 +64,18 @@ def _attend(ctx: PieceContext, qkv: Tensor) -> tuple[Tensor, Tensor]:
     scores = ctx.ops.bmm(_flat(q), _flat(_repeat(ctx, k)), "nt")
     if ctx.e.alibi:
         scores.view(ctx.e.batch, -1, ctx.e.seq, ctx.e.seq).add_(ctx.rank.alibi(scale))
-    probabilities, dropped = ctx.ops.softmax_forward(scores, scale, ctx.probability_mask())
+    mask = ctx.probability_mask()
+    probabilities, dropped = ctx.ops.softmax_forward(scores, scale, mask)
     o = ctx.ops.bmm(dropped, _flat(_repeat(ctx, v)), "nn")
-    return _rows(o.view(q.shape)), probabilities
+    kept = (ctx.stored(mask, dropped), dropped) if ctx.e.megatron and mask is not None else ()
+    return _rows(o.view(q.shape)), probabilities, *kept
 
 
-def _attend_backward(ctx: PieceContext, do: Tensor, qkv: Tensor, o: Tensor, lse: Tensor) -> Tensor:
+def _attend_backward(ctx: PieceContext, do: Tensor, qkv: Tensor, o: Tensor, lse: Tensor, *kept: Tensor) -> Tensor:
     """dqkv (T, q + 2·kv), before rotary is undone."""
     q, k, v = _split(ctx, qkv)
     if ctx.e.unfused:
-        grads = _unfused_backward(ctx, _heads(ctx, do), (q, k, v), lse)
+        grads = _unfused_backward(ctx, _heads(ctx, do), (q, k, v), lse, *kept)
     else:
         grads = ctx.ops.attention_backward(_heads(ctx, do), q, k, v, _heads(ctx, o), lse, ctx.e.attention)
     dqkv = torch.empty_like(qkv)
@@ -82,14 +85,17 @@ def _attend_backward(ctx: PieceContext, do: Tensor, qkv: Tensor, o: Tensor, lse:
 
 
 def _unfused_backward(
-    ctx: PieceContext, do: Tensor, qkv: tuple[Tensor, Tensor, Tensor], probabilities: Tensor
+    ctx: PieceContext, do: Tensor, qkv: tuple[Tensor, Tensor, Tensor], probabilities: Tensor, *kept: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """`kept`: the mask of the probabilities and what it left, where they are stored."""
     q, k, v = qkv
-    mask = ctx.probability_mask()
-    dropped = probabilities if mask is None else mask.apply(probabilities)
+    mask = None if kept else ctx.probability_mask()
+    dropped = kept[1] if kept else probabilities if mask is None else mask.apply(probabilities)
     dv = ctx.ops.bmm(dropped, _flat(do), "tn")
     del dropped
     dp = ctx.ops.bmm(_flat(do), _flat(_repeat(ctx, v)), "nt")
+    if kept:
+        dp = ctx.drop(dp, kept[0], ctx.rank.model.attention_dropout)
     ds = ctx.ops.softmax_backward(dp, probabilities, ctx.e.head_dim**-0.5, mask)
     dq = ctx.ops.bmm(ds, _flat(_repeat(ctx, k)), "nn")
     dk = ctx.ops.bmm(ds, _flat(q), "tn")
@@ -128,16 +134,16 @@ def core_forward(ctx: PieceContext, y: Tensor, w_qkv: Tensor, *rest: Tensor) -> 
     """y (T, h), w:qkv [, b:qkv], w:out → z (T, h), qkv, o, lse."""
     bias, w_out = (rest[0], rest[1]) if ctx.e.qkv_bias else (None, rest[0])
     qkv = _project(ctx, y, w_qkv, bias)
-    o, lse = _attend(ctx, qkv)
-    return ctx.ops.gemm(o, w_out, "nt"), qkv, o, lse
+    attended = _attend(ctx, qkv)
+    return ctx.ops.gemm(attended[0], w_out, "nt"), qkv, *attended
 
 
 @piece("I", "attn.core")
 def core_input_gradient(
-    ctx: PieceContext, dz: Tensor, w_out: Tensor, w_qkv: Tensor, qkv: Tensor, o: Tensor, lse: Tensor
+    ctx: PieceContext, dz: Tensor, w_out: Tensor, w_qkv: Tensor, qkv: Tensor, o: Tensor, lse: Tensor, *kept: Tensor
 ) -> Results:
     """→ dy (T, h), dqkv."""
-    dqkv = _attend_backward(ctx, ctx.ops.gemm(dz, w_out, "nn"), qkv, o, lse)
+    dqkv = _attend_backward(ctx, ctx.ops.gemm(dz, w_out, "nn"), qkv, o, lse, *kept)
     return _unproject(ctx, dqkv, w_qkv), dqkv
 
 
@@ -176,9 +182,9 @@ def proj_input_gradient(ctx: PieceContext, dz: Tensor, weight: Tensor) -> Result
 
 
 @piece("I", "attn.sdpa")
-def sdpa_backward(ctx: PieceContext, do: Tensor, qkv: Tensor, o: Tensor, lse: Tensor) -> Results:
+def sdpa_backward(ctx: PieceContext, do: Tensor, qkv: Tensor, o: Tensor, lse: Tensor, *kept: Tensor) -> Results:
     """→ dqkv."""
-    return (_attend_backward(ctx, do, qkv, o, lse),)
+    return (_attend_backward(ctx, do, qkv, o, lse, *kept),)
 
 
 @piece("I", "attn.qkv")

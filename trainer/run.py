@@ -129,11 +129,6 @@ def check_trainable(run: Run) -> None:
             f"plan.implementation {run.plan.implementation} can be forecast; what trains is implementation: windtunnel "
             "or deepspeed"
         )
-    if run.plan.implementation == "deepspeed" and (run.model.dropout or run.model.attention_dropout):
-        problems.append(
-            f"implementation deepspeed trains without dropout (model.dropout {run.model.dropout:g}, attention_dropout "
-            f"{run.model.attention_dropout:g}); set both to 0, or implementation: windtunnel"
-        )
     if run.checkpoint.every:
         problems.append(
             f"checkpoint.every {run.checkpoint.every}: checkpoints are not written yet; set checkpoint.every: 0"

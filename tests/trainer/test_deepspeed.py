@@ -45,6 +45,12 @@ def test_blooms_choices(pool: Pool, layout: str) -> None:
     _hold(pool, "bloom", LAYOUTS[layout] | DEEPSPEED)
 
 
+@pytest.mark.parametrize("layout", ["single", "tp2-pp2", "recompute-tp2"])
+def test_dropout_by_stored_masks(pool: Pool, layout: str) -> None:
+    """Megatron's layers store masks and what they left of the probabilities; the same elements drop."""
+    _hold(pool, "gpt", LAYOUTS[layout] | DEEPSPEED, "dropout")
+
+
 @pytest.mark.parametrize("model", ["llama", "gpt"])
 @pytest.mark.parametrize("layout", ["single", "tp2-pp2", "zero1-dp2-pp2"])
 def test_gradients_added_up_in_the_computing_type(pool: Pool, model: str, layout: str) -> None:
@@ -67,7 +73,8 @@ def test_bf16_follows_the_fp32_reference(pool: Pool, zero: int) -> None:
 def test_a_step_does_exactly_what_its_program_says(
     pool: Pool, layout: str, precision: str, model: dict[str, Any]
 ) -> None:
-    run = make_run(model, LAYOUTS[layout] | DEEPSPEED | {"precision": precision})
+    dropout = {"dropout": 0.1, "attention_dropout": 0.1} if model is GPT else {}
+    run = make_run(model | dropout, LAYOUTS[layout] | DEEPSPEED | {"precision": precision})
     program = compile_run(run)
     for rank, (observed, groups) in enumerate(pool.run(observe, run)[: run.plan.world]):
         mine = program.classes[program.class_of[rank]]
