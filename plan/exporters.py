@@ -35,11 +35,11 @@ def megatron_script(run: Run) -> str:
         f"{name}=(\n" + "".join(f"    {flag}\n" for flag in rows) + ")\n" for name, rows in groups.items()
     )
     used = " \\\n    ".join(f'"${{{name}[@]}}"' for name in groups)
-    cluster = run.cluster
+    cluster, blocking = run.cluster, "export CUDA_LAUNCH_BLOCKING=1\n" if run.plan.launch_blocking else ""
     return (
         "#!/bin/bash\n"
         f"# {run.model.name} on {cluster.gpus} GPUs ({cluster.name}), written by windtunnel.\n\n"
-        "export CUDA_DEVICE_MAX_CONNECTIONS=1\n\n"
+        f"export CUDA_DEVICE_MAX_CONNECTIONS=1\n{blocking}\n"
         f"{arrays}\n"
         f"torchrun --nproc_per_node {cluster.gpus_per_node} --nnodes {cluster.nodes} pretrain_gpt.py \\\n    {used}\n"
     )

@@ -50,7 +50,7 @@ def same(first: Run, second: Run) -> None:
         ),
         (
             {"tied_embeddings": False, "dropout": 0.2, "head_dim": 16, "qkv_bias": True, "bias": False},
-            {"zero_stage": 0},
+            {"zero_stage": 0, "launch_blocking": True},
         ),
         (
             {"positions": "rotary", "rope": {"theta": 5e5, "scaling": {"kind": "llama3", "factor": 8}}},
