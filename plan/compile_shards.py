@@ -5,6 +5,7 @@
                     one unit ahead, so that the next unit's weights travel while this one computes
     ZERO gradients  before a unit's backward: its gradients start from zero in a slot of another ring of two
     RS gradients    after a unit's backward: the sum over `dp`, this rank's share of it into a slot of a third ring
+                    (DeepSpeed's ZeRO-2: AR, the whole sum where the gradients are)
     ADD gradients   on the same stream: the share is added to what earlier micro-batches left
     D2H gradients   in the last micro-batch, where the host steps: what is complete goes there
 
@@ -26,6 +27,7 @@ from plan.builder import BlockBuilder
 from plan.compile_blocks import Rings, UnitPlan
 from plan.compile_offload import copied_early, copy_gradient
 from plan.compile_step import COPIED
+from plan.deepspeed import reduces_to_all
 from plan.parallel import Plan
 from plan.parameters import Parameters
 from plan.piece_types import Step, TensorSpec
@@ -56,7 +58,8 @@ class Shards:
         self.gradients = {u.number: self._gradients(u.unit.backward) for u in units}
         writers = [b.index for layout in self.gradients.values() for b, _ in layout.places]
         once = plan.microbatches == 1
-        self.direct = {b for b in writers if once and writers.count(b) == 1}
+        self.to_all = reduces_to_all(plan)
+        self.direct = {b for b in writers if once and writers.count(b) == 1 and not self.to_all}
         self.writers = {b: writers.count(b) for b in writers}
         self.staged = {b.index for b in self.buckets if parameters.buffers[b.weight_buffer].pool == "host"}
 
@@ -213,14 +216,18 @@ class BlockShards:
     def _reduce(self, unit: int, bucket: Bucket, source: int) -> int:
         """Returns the instruction after which the bucket's gradient shard holds this micro-batch too."""
         dtype, shard = self.shards.plan.gradient_dtype, rank_wide(bucket.grad_buffer)
+        body = (KernelCall("add", (bucket.shard_numel,), dtype),)
+        piece, size = _piece(bucket, "gradients"), bucket.numel * DTYPE_BYTES[dtype]
+        if self.shards.to_all:
+            comm = Comm("all_reduce", "dp", size, dtype, "dp", "sum", self.shards.plan.communication.allreduce)
+            self.builder.emit(self.phase, "AR", unit, piece, "dp", (source,), (source,), comm=comm)
+            return self.builder.emit(self.phase, "ADD", unit, piece, "dp", (source, shard), (shard,), body)
         direct = bucket.index in self.shards.direct
         target = shard if direct else self._tenant(REDUCED, bucket.shard_numel, dtype, f"reduced of unit {unit}")
-        comm = Comm("reduce_scatter", "dp", bucket.numel * DTYPE_BYTES[dtype], dtype, "dp", "sum")
-        piece = _piece(bucket, "gradients")
+        comm = Comm("reduce_scatter", "dp", size, dtype, "dp", "sum")
         index = self.builder.emit(self.phase, "RS", unit, piece, "dp", (source,), (target,), comm=comm)
         if direct:
             return index
-        body = (KernelCall("add", (bucket.shard_numel,), dtype),)
         return self.builder.emit(self.phase, "ADD", unit, piece, "dp", (target, shard), (shard,), body)
 
 

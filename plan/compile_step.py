@@ -121,8 +121,8 @@ def close_block(
     host.take([b for b in parameters.buckets if b.offloaded], (tail, *close.done))
     waits = (*(-1 - builder.port_of(p) for p in payloads), *host.done)
     if sharded_optimizer(plan) and gathers_at_once(plan):
-        stepped = builder.last_of("compute")
-        waits += tuple(_gather(builder, plan, bucket, (stepped,)) for bucket in reversed(parameters.buckets))
+        stepped = (builder.last_of("compute"), *host.done)
+        waits += tuple(_gather(builder, plan, bucket, stepped) for bucket in reversed(parameters.buckets))
     stats = (rank_wide(loss + 1),)
     index = builder.emit("step", "LOSS", 0, "loss", "compute", stats, (), after=waits, host_sync=True)
     for payload in payloads:

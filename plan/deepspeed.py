@@ -17,7 +17,10 @@ Read in deepspeedai/DeepSpeed (v0.6.5 `runtime/bf16_optimizer.py`, `runtime/pipe
   at the end of the step, beside nothing;
 * the pipeline's sends and receives block, in the engine's own order (`plan.compile_calls`).
 
-ZeRO-2 and ZeRO-3 are another optimizer in another engine and are not meant here.
+ZeRO-2 is another optimizer in another engine (`runtime/zero/stage_1_and_2.py`): what is said above of layers and of a
+flat gradient does not hold of it. It partitions gradients as ours does, but all-reduces them and keeps its share
+(`allreduce_and_copy_with_multiple_ranks`, the default since `use_multi_rank_bucket_allreduce`), and gathers weights at
+the end of the step, beside nothing. ZeRO-3 is not meant here.
 """
 
 from __future__ import annotations
@@ -52,7 +55,12 @@ def gradient_way(plan: Plan) -> Gradients:
 
 def gathers_at_once(plan: Plan) -> bool:
     """Weights are gathered at the end of the step that changed them (else at the start of the next)."""
-    return is_deepspeed(plan)
+    return plan.implementation == "deepspeed" and plan.zero_stage <= 2
+
+
+def reduces_to_all(plan: Plan) -> bool:
+    """Partitioned gradients are all-reduced, and each rank keeps its share: 2Ψ a micro-batch, not Ψ."""
+    return plan.implementation == "deepspeed" and plan.zero_stage == 2
 
 
 def overlaps_gradients(plan: Plan) -> bool:

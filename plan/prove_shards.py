@@ -5,8 +5,8 @@ In a block, for each tenant of a slot:
 * a compute instruction that reads a parameter's stretch of a gathered slot stands behind the all-gather of the
   parameter's bucket into that stretch, from this rank's shard or from a slot that a shard on the host was copied to;
 * one that adds to a parameter's stretch of a gradient slot stands behind the ZERO of the slot, and before the one
-  reduce-scatter of the bucket's stretch;
-* what the reduce-scatter leaves is this rank's gradient shard itself (then nothing else is ever added to it), or a slot
+  reduce-scatter (or all-reduce) of the bucket's stretch;
+* what the reduction leaves is this rank's gradient shard itself (then nothing else is ever added to it), or a slot
   that one ADD adds to the shard.
 
 Over the step every parameter's gradient is written for every micro-batch, and the bucket is stepped once, after the
@@ -91,7 +91,12 @@ class Sharded:
             bucket = weights.get(i.reads[0], done.staged.get(i.reads[0]))
             if bucket is not None:
                 done.gathered[bucket, _stretch(block, i.writes[0])] = local
-        elif i.comm is not None and i.comm.op == "reduce_scatter" and i.comm.role == "dp" and i.reads[0] >= 0:
+        elif (
+            i.comm is not None
+            and i.comm.op in ("reduce_scatter", "all_reduce")
+            and i.comm.role == "dp"
+            and i.reads[0] >= 0
+        ):
             stretch = _stretch(block, i.reads[0])
             done.reduced[stretch] = (local, i.writes[0]) if stretch not in done.reduced else (-1, 0)
 

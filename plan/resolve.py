@@ -194,7 +194,7 @@ def _plan(spec: PlanSpec, model: Model, cluster: Cluster) -> Plan:
     model_parallel = spec.tensor_parallel * spec.context_parallel * spec.pipeline_parallel
     data_parallel = spec.data_parallel or max(1, cluster.gpus // model_parallel)
     recompute: Recompute = "layers" if isinstance(spec.recompute, RecomputeLayersSpec) else spec.recompute
-    communication, megatron = spec.communication, spec.implementation in ("megatron", "deepspeed")
+    communication, megatron = spec.communication, _megatron_layers(spec)
     interleaved = "interleaved-1f1b" if spec.virtual_pipeline > 1 else "1f1b"
     unfused = megatron or (model.attention_dropout > 0 and spec.implementation == "windtunnel")
     return Plan(
@@ -220,6 +220,11 @@ def _plan(spec: PlanSpec, model: Model, cluster: Cluster) -> Plan:
             order=communication.order,
         ),
     )
+
+
+def _megatron_layers(spec: PlanSpec) -> bool:
+    """Whether layers are Megatron-LM's, whose attention is unfused unless a run says otherwise."""
+    return spec.implementation == "megatron" or (spec.implementation == "deepspeed" and spec.zero_stage <= 1)
 
 
 def default_gradient_dtype(spec: PlanSpec) -> Literal["fp64", "fp32", "fp16"]:

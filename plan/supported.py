@@ -6,6 +6,7 @@ Never ignored, never approximated: a run that uses any of it ends in "not yet fo
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from plan.deepspeed import reduces_to_all
 from plan.parallel import Plan, Zero
 from plan.run import Run
 
@@ -22,9 +23,9 @@ class Feature:
 
 
 def _implementation(run: Run) -> object:
-    """DeepSpeed's ZeRO-2 and ZeRO-3 are another optimizer than its ZeRO-1, in another engine."""
+    """DeepSpeed's ZeRO-3 fetches module by module, which is not compiled."""
     plan = run.plan
-    later = plan.implementation == "deepspeed" and plan.zero_stage >= 2
+    later = plan.implementation == "deepspeed" and plan.zero_stage == 3
     return f"deepspeed with zero_stage {plan.zero_stage}" if later else plan.implementation
 
 
@@ -123,7 +124,7 @@ def _gathers(run: Run) -> Zero:
 
 def _offloaded(device: str, plan: Plan) -> str:
     """Where our own trainer keeps what is offloaded; other implementations copy in another order."""
-    own = plan.implementation == "windtunnel" or device == "none"
+    own = plan.implementation == "windtunnel" or device == "none" or reduces_to_all(plan)
     return device if own else f"{device} with implementation {plan.implementation}"
 
 

@@ -35,8 +35,10 @@ def clear(ctx: PieceContext, gradients: Tensor) -> Results:
 
 @piece("ADD", "gradients", "tied.gradients")
 def add_share(ctx: PieceContext, reduced: Tensor, shard: Tensor) -> Results:
-    """shard += reduced: this micro-batch's share of a bucket's gradient joins those of earlier ones."""
-    shard.add_(reduced)
+    """shard += reduced: this micro-batch's share of a bucket's gradient joins those of earlier ones. What was reduced
+    to all ranks is cut first."""
+    ranks = reduced.numel() // shard.numel()
+    shard.add_(reduced.view(-1).chunk(ranks)[ctx.rank.coords.dp] if ranks > 1 else reduced)
     return ()
 
 

@@ -1,4 +1,5 @@
-"""Engines that partition gradients or parameters, as the forecast knows them: ZeRO-2 and ZeRO-3 of our own trainer.
+"""Engines that partition gradients or parameters, as the forecast knows them: in the granularity of our own ZeRO-2
+and ZeRO-3.
 
 What is partitioned, when it is gathered and reduced, and what crosses to the host are the same; how far ahead and in
 what portions differs. One warning says how, and keys that only shape those portions are taken out.
@@ -23,13 +24,12 @@ def deepspeed(plan: dict[str, Any], section: object, ledger: Ledger) -> None:
     stage = plan.get("zero_stage", 0)
     if stage < 2:
         return
-    plan["implementation"] = "windtunnel"
+    if stage == 3:
+        plan["implementation"] = "windtunnel"
     plan["communication"] = {key: value for key, value in plan.get("communication", {}).items() if key != "bucket_mb"}
     portion = sizes.get("reduce_bucket_size")
     said = [f"gradients are reduced a layer at a time, not reduce_bucket_size{_value(portion)} elements at a time"]
-    if stage == 2:
-        said.append("by reduce-scatter (Ψ each micro-batch), where DeepSpeed all-reduces (2Ψ)")
-    else:
+    if stage == 3:
         kept = {key: value for key, value in plan.pop("zero", {}).items() if key == "persist_below"}
         plan |= {"zero": kept} if kept else {}
         ahead, alive = (sizes.get(f"stage3_{name}") for name in ("prefetch_bucket_size", "max_live_parameters"))
@@ -43,7 +43,8 @@ def deepspeed(plan: dict[str, Any], section: object, ledger: Ledger) -> None:
             "gradients cross to the host once a step in their own type, where DeepSpeed adds micro-batches up there"
             " and widens to fp32"
         )
-    ledger.warn(f"DeepSpeed's ZeRO-{stage} is forecast as implementation windtunnel: {'; '.join(said)}{LAYERS}")
+    engine = "as implementation windtunnel" if stage == 3 else "with our trainer's granularity"
+    ledger.warn(f"DeepSpeed's ZeRO-{stage} is forecast {engine}: {'; '.join(said)}{LAYERS}")
 
 
 def fsdp(plan: dict[str, Any], engine: str, ledger: Ledger) -> None:

@@ -42,10 +42,17 @@ def _allowed(plan: dict[str, Any]) -> dict[str, Any]:
     """A drawn plan without the combinations that would only be drawn again: too few would be left."""
     own, stage = plan["implementation"] == "windtunnel", plan["zero_stage"]
     if stage >= 2:
-        plan |= {"implementation": "windtunnel", "pipeline_parallel": 1, "virtual_pipeline": 1}
+        engine = "deepspeed" if stage == 2 and not own else "windtunnel"
+        plan |= {"implementation": engine, "pipeline_parallel": 1, "virtual_pipeline": 1}
         own = True
     if stage < 3 or plan["data_parallel"] == 1:
         plan["offload"] = {"optimizer": plan["offload"].get("optimizer", "none") if own and stage else "none"}
+    if plan["tensor_parallel"] == 1:
+        plan["sequence_parallel"] = False
+    if plan["pipeline_parallel"] == 1:
+        plan["virtual_pipeline"] = 1
+    if plan["virtual_pipeline"] > 1 or plan["implementation"] == "deepspeed":
+        plan["schedule"] = "auto"
     if plan["tensor_parallel"] == 1 or plan["recompute"] != "full" or plan["sequence_parallel"]:
         plan["partition_activations"] = False
     return plan

@@ -64,6 +64,16 @@ def test_bytes_a_step_moves(microbatches: int) -> None:
     assert moved(program) == {"reduce_scatter": 4 * n * microbatches, "all_gather": gathers}
 
 
+def test_deepspeed_all_reduces_what_it_partitions() -> None:
+    """3Ψ at one micro-batch: 2Ψ of gradients, counted once as the tensor that is all-reduced, and Ψ of weights."""
+    n = numbers(made(2))
+    for microbatches in (1, 3):
+        program = made(2, microbatches, implementation="deepspeed")
+        assert moved(program) == {"all_reduce": 4 * n * microbatches, "all_gather": 2 * n}
+        closing = program.classes[0].blocks[-1]
+        assert [i.kind for i in closing.instructions].count("AG") == len(program.classes[0].buckets)
+
+
 def test_recompute_gathers_nothing_more() -> None:
     """A unit's weights stay from its recomputed forward to its backward."""
     assert moved(made(3, recompute="full")) == moved(made(3))

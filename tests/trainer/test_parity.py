@@ -158,12 +158,14 @@ PARTITIONED: dict[str, dict[str, Any]] = {
     "zero3-no-overlap": ZERO3 | {"communication": {"overlap": False}},
     "zero3-loss-chunks": ZERO3 | {"loss_chunks": 4},
 }
+PARTITIONED["deepspeed-zero2"] = ZERO2 | {"implementation": "deepspeed", "attention": "flash"}
 OPTIMIZER, BOTH = {"offload": {"optimizer": "cpu"}}, {"offload": {"optimizer": "cpu", "parameters": "cpu"}}
 OFFLOADED: dict[str, dict[str, Any]] = {
     "single": {"zero_stage": 1} | OPTIMIZER,
     "zero1": DP2 | {"zero_stage": 1, "communication": {"bucket_mb": 0.02}} | OPTIMIZER,
     "zero1-pp2": DP2 | PP2 | {"zero_stage": 1} | OPTIMIZER,
     "zero2-no-overlap": ZERO2 | {"communication": {"overlap": False}} | OPTIMIZER,
+    "deepspeed-zero2": ZERO2 | {"implementation": "deepspeed", "communication": {"overlap": False}} | OPTIMIZER,
     "zero3": ZERO3 | OPTIMIZER,
     "zero3-half": ZERO3 | {"offload": {"optimizer": "cpu", "fraction": 0.5}},
     "zero3-parameters": ZERO3 | BOTH | {"micro_batch_size": 1},
