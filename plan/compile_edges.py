@@ -19,7 +19,7 @@ from plan.compile_blocks import ChunkCompiler, Rings
 from plan.deepspeed import is_deepspeed
 from plan.parallel import Plan
 from plan.piece_types import TensorSpec
-from plan.program import Buffer, Comm, KernelCall, Phase, numel
+from plan.program import Buffer, Comm, KernelCall, Phase, Stream, numel
 from plan.shapes import Extents
 
 SLOT = "edge.gather"
@@ -40,6 +40,30 @@ class Edges:
         """What a transfer carries."""
         rows, width = self.shape
         return Buffer((rows // self.ranks if self.partitioned else rows, width), self.dtype, "act", "edge")
+
+    def arrive(self, compiler: ChunkCompiler, phase: Phase, unit: int, stream: Stream) -> int:
+        """What a receive on `stream` brought: `x` forward, `d` backward. Once joined, its slot is free (out-ports
+        `x_done`, `d_done`)."""
+        builder, name = compiler.builder, "d" if phase == "B" else "x"
+        part = builder.take(name, stream, self.carried())
+        if not self.partitioned:
+            return part
+        whole = self.join(compiler, phase, unit, f"edge.{name}", part)
+        builder.give(f"{name}_done", None, builder.last_of("compute"))
+        return whole
+
+    def depart(self, compiler: ChunkCompiler, phase: Phase, unit: int, whole: int | None) -> None:
+        """Hand over what is to be sent, as out-port `out`."""
+        if self.partitioned and whole is not None:
+            whole = self.part(compiler, phase, unit, "edge.d" if phase == "B" else "edge.y", whole)
+        compiler.builder.give("out", whole)
+
+    def take_sent(self, compiler: ChunkCompiler, unit: int) -> int:
+        """The forward's output, kept until its backward; what was partitioned is gathered again."""
+        sent = compiler.builder.take("out", "compute", self.carried(), consume=self.partitioned)
+        if self.partitioned:
+            self.join(compiler, "B", unit, "edge.y", sent)
+        return sent
 
     def part(self, compiler: ChunkCompiler, phase: Phase, unit: int, piece: str, whole: int) -> int:
         """The rank's stretch of a tensor."""

@@ -18,6 +18,7 @@ from plan.compile_blocks import (
     unit_plan,
 )
 from plan.compile_edges import Edges
+from plan.compile_fresh import add_fresh
 from plan.compile_offload import copied_early, copy_gradient
 from plan.compile_shards import BlockShards, Shards
 from plan.compile_step import COPIED, close_block, open_block, reduce_bucket
@@ -26,7 +27,7 @@ from plan.model import Model
 from plan.parallel import Plan
 from plan.parameters import HEAD, TABLE, Parameters, lay_out, sharded_optimizer, unit_params
 from plan.pieces import TensorSpec, embedding, head, layer
-from plan.program import DTYPE_BYTES, Block, Bucket, Buffer, Comm, CommOp, KernelCall, Phase, Role, Stream, rank_wide
+from plan.program import Block, Bucket, Buffer, Comm, CommOp, Phase, Role, Stream
 from plan.schedules import Slot
 from plan.shapes import Extents
 
@@ -126,7 +127,7 @@ class StageBlocks:
         if self.first(chunk):
             flow = compiler.load(plans[0].unit, 0, "tokens")
         else:
-            flow = self._arrive(compiler, "F", plans[0].number)
+            flow = self.edges.arrive(compiler, "F", plans[0].number, self._arrival(False))
         for plan in plans:
             scope = {plan.unit.source: flow}
             if any("targets" in step.reads for step in plan.unit.forward):
@@ -140,26 +141,10 @@ class StageBlocks:
                 builder.give(f"{plan.number}.{name}", scope[name])
             flow = scope[plan.unit.output]
         if not self.last(chunk):
-            self._depart(compiler, "F", plans[-1].number, flow)
+            self.edges.depart(compiler, "F", plans[-1].number, flow)
         shards.leave()
         builder.give("tail", None, builder.last_of("compute"))
         return builder.finish()
-
-    def _arrive(self, compiler: ChunkCompiler, phase: Phase, unit: int) -> int:
-        """What a receive brought: `x` forward, `d` backward. Once joined, its slot is free (`x_done`, `d_done`)."""
-        name = "d" if phase == "B" else "x"
-        part = compiler.builder.take(name, self._arrival(phase == "B"), self.edges.carried())
-        if not self.edges.partitioned:
-            return part
-        whole = self.edges.join(compiler, phase, unit, f"edge.{name}", part)
-        compiler.builder.give(f"{name}_done", None, compiler.builder.last_of("compute"))
-        return whole
-
-    def _depart(self, compiler: ChunkCompiler, phase: Phase, unit: int, whole: int | None) -> None:
-        """Hand over what is to be sent."""
-        if self.edges.partitioned and whole is not None:
-            whole = self.edges.part(compiler, phase, unit, "edge.d" if phase == "B" else "edge.y", whole)
-        compiler.builder.give("out", whole)
 
     def _weights(self, chunk: int) -> list[str]:
         """Parameters a chunk's forward reads, in order."""
@@ -173,15 +158,15 @@ class StageBlocks:
         builder.follow("previous")
         if not self.first(chunk):
             compiler.free_on_entry("sent", "send_bwd", self.edges.carried())
+        order = [plan.number for plan in reversed(self.chunks[chunk])]
         scopes: dict[int, dict[str, int]] = {}
         for plan in self.chunks[chunk]:
             scopes[plan.number] = {n: self._take_saved(builder, chunk, plan, n) for n in plan.kept}
-        sent = None if self.last(chunk) or not self.edges.kept else self._take_sent(compiler, chunk)
-        gradient = None if self.last(chunk) else self._arrive(compiler, "B", self.chunks[chunk][-1].number)
+        sent = None if self.last(chunk) or not self.edges.kept else self.edges.take_sent(compiler, order[0])
+        gradient = None if self.last(chunk) else self.edges.arrive(compiler, "B", order[0], self._arrival(True))
         arrived = gradient
         if pending is not None:
             compiler.after_grad = lambda name: self._count_down(builder, pending, name)
-        order = [plan.number for plan in reversed(self.chunks[chunk])]
         compiler.shards = shards = BlockShards(self.shards, builder, "B", order, last=pending is not None)
         for plan in reversed(self.chunks[chunk]):
             scope = scopes[plan.number]
@@ -198,10 +183,11 @@ class StageBlocks:
             gradient = scope.get("d0")
         shards.leave()
         if gradient_way(self.plan) == "apart":
-            for plan in reversed(self.chunks[chunk]):
-                self._add_fresh(builder, plan.number)
+            for number in order:
+                params = unit_params(self.model, self.plan, number, self._tied_here())
+                add_fresh(builder, self.plan, self.parameters, number, params)
         if not self.first(chunk):
-            self._depart(compiler, "B", order[-1], gradient)
+            self.edges.depart(compiler, "B", order[-1], gradient)
         if not self.edges.partitioned:
             if not self.first(chunk):
                 source = scopes[order[-1]][self.chunks[chunk][0].unit.source]
@@ -212,31 +198,6 @@ class StageBlocks:
                 builder.discard(sent, builder.last_of("compute"))
         builder.give("tail", None, builder.last_of("compute"))
         return builder.finish()
-
-    def _add_fresh(self, builder: BlockBuilder, number: int) -> None:
-        """A unit's fresh gradients are widened one by one and added into the main ones (`update_hp_grads`). Unit 0's
-        body also holds what clearing its tables' gradients costs: their backward scatters into zeros."""
-        params = unit_params(self.model, self.plan, number, self._tied_here())
-        if not params:
-            return
-        grad, size = self.plan.gradient_dtype, DTYPE_BYTES[self.plan.gradient_dtype]
-        body: list[KernelCall] = []
-        for param in params:
-            if number == 0 and len(param.full_shape) > 1:
-                body.append(KernelCall("fill", (param.local_numel,), self.e.dtype))
-            body.append(KernelCall("copy", (param.local_numel,), self.e.dtype, f"{self.e.dtype}->{grad}"))
-            body.append(KernelCall("add", (param.local_numel,), grad))
-        fresh = [rank_wide(self.parameters.fresh_ref[p.name]) for p in params]
-        main = [rank_wide(self.parameters.grad_ref[p.name]) for p in params]
-        refs, widest = (*fresh, *main), max(p.local_numel for p in params) * size
-        builder.emit("W", "ACC", number, "grads", "compute", refs, refs, tuple(body), transient_bytes=widest)
-
-    def _take_sent(self, compiler: ChunkCompiler, chunk: int) -> int:
-        """The forward's output, kept until now; what was partitioned is gathered again."""
-        sent = compiler.builder.take("out", "compute", self.edges.carried(), consume=self.edges.partitioned)
-        if self.edges.partitioned:
-            self.edges.join(compiler, "B", self.chunks[chunk][-1].number, "edge.y", sent)
-        return sent
 
     def _take_saved(self, builder: BlockBuilder, chunk: int, plan: UnitPlan, name: str) -> int:
         spec = plan.unit.tensors[name]
