@@ -28,6 +28,7 @@ from kernels.launch import (
     as_rows,
     cdiv,
     check_float,
+    check_output,
     check_tensor,
     new_rows,
     processors,
@@ -121,6 +122,9 @@ def swiglu_backward(
     _check_pair(gate, up)
     check_tensor("dh", dh, shape=gate.shape, device=gate.device)
     _check_h_out(h_out, gate)
+    for name, given in (("dgate", dgate), ("dup", dup)):
+        if given is not None:
+            check_output(name, given)
     if not use_triton(gate):
         a, b = swiglu_backward_reference(dh, gate, up)
         if h_out is not None:
@@ -179,6 +183,11 @@ def gelu_backward(
     _check_gelu(x, bias, approximate)
     check_tensor("dh", dh, shape=x.shape, device=x.device)
     _check_h_out(h_out, x)
+    if bias_grad is not None:
+        if bias is None:
+            raise KernelArgumentError("bias_grad is given and bias is None; accepted: both, or neither")
+        main = (torch.float32, torch.float64)
+        check_tensor("bias_grad", bias_grad, dtypes=main, shape=x.shape[-1:], device=x.device, contiguous=True)
     if not use_triton(x):
         dx, db = gelu_backward_reference(dh, x, bias, approximate)
         if h_out is not None:
@@ -188,7 +197,8 @@ def gelu_backward(
     rows, width = flat.shape
     dx = new_rows(flat, x.dtype)
     has_bias, has_h = bias is not None, h_out is not None
-    grid, constants = _gelu_backward_launch(launcher, rows, width, has_h, has_bias, approximate, x.device)
+    shape = rows, width, has_h, has_bias, approximate, x.device, BLOCK, WARPS
+    grid, constants = _gelu_backward_launch(launcher, *shape)
     partial = dx if bias is None else dx.new_empty((grid[1], width), dtype=torch.float32)
     tensors = flat_dh, flat, flat if bias is None else bias, dx, dx if h_out is None else h_out, partial
     numbers = flat_dh.stride(0), flat.stride(0), rows, width
@@ -198,13 +208,20 @@ def gelu_backward(
 
 @remembered
 def _gelu_backward_launch(
-    rows: int, width: int, has_h: bool, has_bias: bool, approximate: Approximation, device: torch.device
+    rows: int,
+    width: int,
+    has_h: bool,
+    has_bias: bool,
+    approximate: Approximation,
+    device: torch.device,
+    block: int,
+    warps: int,
 ) -> tuple[tuple[int, int], Constants]:
     """(grid: column blocks by stripes of rows, constants)."""
-    columns = max(1, cdiv(width, BLOCK))
+    columns = max(1, cdiv(width, block))
     stripes = max(1, min(cdiv(rows, 4), cdiv(processors(device) * 8, columns)))
     constants = Constants(
-        HAS_H=has_h, HAS_BIAS=has_bias, TANH=approximate == "tanh", ROWS=2, BLOCK=BLOCK, num_warps=WARPS
+        HAS_H=has_h, HAS_BIAS=has_bias, TANH=approximate == "tanh", ROWS=2, BLOCK=block, num_warps=warps
     )
     return (columns, stripes), constants
 
@@ -239,4 +256,4 @@ def _check_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> None:
         raise KernelArgumentError(f"approximate is {approximate!r}; accepted: 'none', 'tanh'")
     if bias is not None:
         check_float("bias", bias)
-        check_tensor("bias", bias, shape=(x.shape[-1],), device=x.device)
+        check_tensor("bias", bias, shape=(x.shape[-1],), device=x.device, contiguous=True)

@@ -201,6 +201,8 @@ def _check(
         check_tensor("decay.mask", decay.mask, dtypes=(torch.uint8,), shape=(n,), device=p.device)
         check_tensor("decay.codes", decay.codes, dtypes=(torch.uint8,), shape=(cdiv(n, MASK_BLOCK),), device=p.device)
     for name, number in (("grad_scale", grad_scale), ("found_inf", found_inf)):
+        if number is not None and not isinstance(number, torch.Tensor):
+            raise KernelArgumentError(f"{name} is {number!r}; accepted: a tensor of one element on {p.device}")
         if number is not None and (number.numel() != 1 or number.device != p.device):
             raise KernelArgumentError(
                 f"{name} has shape {tuple(number.shape)} on {number.device}; accepted: one element on {p.device}"

@@ -176,7 +176,7 @@ def preference(device: torch.device) -> tuple[str, ...]:
 
 
 def refusals() -> dict[tuple[Any, ...], str]:
-    """Why backends were passed over so far: (backend, device type, dtype, head dim, grouped, causal) → the first
+    """Why backends were passed over so far: (backend, device type, dtype, (Hq, T, D), (Hk, S), causal) → the first
     line of its error."""
     return dict(_REFUSED)
 
@@ -197,11 +197,11 @@ def attention_forward(
         if backend not in _BACKENDS:
             raise KernelArgumentError(f"backend is {backend!r}; accepted: auto, {', '.join(_BACKENDS)}")
         return _BACKENDS[backend][0](q, k, v, causal, scale)
-    if q.numel() == 0:
+    if q.numel() == 0 or k.numel() == 0:
         return _unfused_forward(q, k, v, causal, scale)
     chain = preference(q.device)
     for name in chain[:-1]:
-        kind = (name, q.device.type, q.dtype, q.shape[-1], q.shape[1] != k.shape[1], causal)
+        kind = (name, q.device.type, q.dtype, tuple(q.shape[1:]), tuple(k.shape[1:3]), causal)
         if kind in _REFUSED:
             continue
         try:
@@ -209,6 +209,8 @@ def attention_forward(
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
+            if "CUDA error" in str(error):  # the device is lost, and no other backend will find it
+                raise
             _REFUSED[kind] = str(error).splitlines()[0]
     return _BACKENDS[chain[-1]][0](q, k, v, causal, scale)
 
@@ -235,6 +237,8 @@ def attention_backward(
 def _check(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
     check_float("q", q)
     check_tensor("q", q, shape=(None, None, None, None))
+    if q.shape[3] == 0:
+        raise KernelArgumentError(f"q has shape {tuple(q.shape)}; accepted: (batch, heads, length, head_dim ≥ 1)")
     check_tensor("k", k, dtypes=(q.dtype,), shape=(q.shape[0], None, None, q.shape[3]), device=q.device)
     check_tensor("v", v, dtypes=(q.dtype,), shape=(q.shape[0], k.shape[1], k.shape[2], None), device=q.device)
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:

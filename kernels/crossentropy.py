@@ -24,10 +24,19 @@ import torch
 
 from kernels.crossentropy_kernels import cross_entropy_kernel, exp_target_kernel, row_max_kernel, row_statistics_kernel
 from kernels.direct import Launcher, direct, start
-from kernels.launch import KernelArgumentError, as_rows, check_float, check_tensor, next_power_of_2, use_triton
+from kernels.launch import (
+    KernelArgumentError,
+    as_rows,
+    check_float,
+    check_output,
+    check_tensor,
+    next_power_of_2,
+    use_triton,
+)
 
 Tensor = torch.Tensor
 IGNORE_INDEX = -100
+_STATISTICS = (torch.float32, torch.float64)
 LOWEST = -3.0e38
 """Start of the running maximum: finite, so that −inf logits stay exact zeros."""
 
@@ -153,6 +162,9 @@ def exp_target(
     logits, valid, _ = _check(logits, target, vocab_first, vocab_size)
     if not use_triton(logits):
         return exp_target_reference(logits, maximum, target, vocab_first, valid)
+    check_tensor(
+        "maximum", maximum, dtypes=_STATISTICS[:1], shape=(logits.shape[0],), device=logits.device, contiguous=True
+    )
     others, target_logit = torch.empty_like(maximum), torch.empty_like(maximum)
     if logits.shape[0]:
         block, warps = _config(logits.shape[1])
@@ -190,10 +202,21 @@ def cross_entropy(
         raise KernelArgumentError(
             f"vocab_first is {vocab_first} and stats is None; a split vocabulary needs the reduced statistics"
         )
+    if stats is None and total > logits.shape[1]:
+        raise KernelArgumentError(
+            f"vocab_size is {total} and logits have {logits.shape[1]} columns; accepted: no more than the columns, "
+            "or stats, the reduced statistics of a split vocabulary"
+        )
+    rows_shape = (logits.shape[0],)
     if row_weight is not None:
-        check_tensor("row_weight", row_weight, shape=(logits.shape[0],), device=logits.device)
+        check_tensor("row_weight", row_weight, shape=rows_shape, device=logits.device, contiguous=True)
+    for name, part in zip(RowStatistics._fields, stats or (), strict=False):
+        check_tensor(name, part, dtypes=_STATISTICS, shape=rows_shape, device=logits.device, contiguous=True)
     if out is not None:
         check_tensor("out", out, dtypes=(logits.dtype,), shape=logits.shape, device=logits.device)
+        check_output("out", out)
+    if in_place:
+        check_output("logits", logits)
     if not use_triton(logits):
         given = stats if stats is not None else row_statistics_reference(logits, target, vocab_first, valid)
         loss, grad = loss_and_gradient_reference(
@@ -221,6 +244,8 @@ def cross_entropy(
             "num_warps": warps,
         }  # fmt: skip
         start(launcher, cross_entropy_kernel, (rows,), tensors, numbers, constants)
+        if gradient and launcher is direct and not torch.compiler.is_compiling():
+            torch.autograd.graph.increment_version(out)  # autograd must see that a saved tensor was written over
     return loss, out if gradient else None
 
 

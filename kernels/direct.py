@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from kernels.launch import HAS_TRITON, INTERPRETED, triton
+from kernels.launch import HAS_TRITON, INTERPRETED, KernelArgumentError, triton
 
 Launcher = Callable[[Any], Any]
 """How a kernel is launched: `direct` from plain functions, `torch.library.wrap_triton` inside a `triton_op`."""
@@ -118,6 +118,9 @@ class Direct:
         constants: Mapping[str, Any],
     ) -> None:
         device = _current_device()
+        if device != tensors[0].get_device() >= 0:  # a launch goes to the current device: make it the tensors'
+            with torch.cuda.device(tensors[0].device):
+                return self.launch(grid, tensors, numbers, constants)
         addresses = list(map(_address, tensors))
         low = 0
         for address in addresses:
@@ -127,12 +130,14 @@ class Direct:
         key = (device, alignment, same, numbers, *[t.dtype for t in tensors])
         found = self.repeated.get(key)
         if found is None:
+            _check_real(tensors)
             found = self._find(key, grid, tensors, numbers, constants)
             if found is None:
-                return
+                return None
         run, head, trailing = found
         y = grid[1] if len(grid) > 1 else 1
         run(grid[0], y, 1, _current_stream(device), *head, *addresses, *numbers, *trailing)
+        return None
 
     def _find(
         self,
@@ -156,6 +161,17 @@ class Direct:
         trailing = tuple(constants[name] for name in self.constants)
         self.compiled[coarse] = *_entry(compiled), trailing
         return None
+
+
+def _check_real(tensors: tuple[torch.Tensor, ...]) -> None:
+    """Raises KernelArgumentError for tensors without memory (fake ones) or off the first one's device."""
+    for index, tensor in enumerate(tensors):
+        if tensor.device != tensors[0].device:
+            raise KernelArgumentError(f"argument {index} is on {tensor.device}; accepted: {tensors[0].device}")
+        if tensor.numel() and not tensor.data_ptr():
+            raise KernelArgumentError(
+                f"argument {index} holds no memory (a fake tensor); plain functions run on real ones"
+            )
 
 
 def _entry(compiled: Any) -> tuple[Any, tuple[Any, ...]]:

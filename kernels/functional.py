@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.library import triton_op, wrap_triton
 
 from kernels import activations, crossentropy, linear_crossentropy, norms, rotary
@@ -225,13 +226,17 @@ def _cross_entropy(logits: Tensor, target: Tensor, z_loss: float, ignore_index: 
 
 
 def _cross_entropy_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[1])
+    ctx.save_for_backward(output[1], inputs[1])
+    ctx.ignore_index = inputs[3]
     ctx.mark_non_differentiable(output[1])
 
 
+@once_differentiable  # type: ignore[untyped-decorator]
 def _cross_entropy_autograd(ctx: Any, dloss: Tensor, _: Any) -> tuple[Any, ...]:
-    (gradient,) = ctx.saved_tensors
-    return (gradient * dloss[:, None]).to(gradient.dtype), None, None, None
+    """An ignored row has no gradient, whatever arrives for it (0/0 where all are ignored)."""
+    gradient, target = ctx.saved_tensors
+    used = (target != ctx.ignore_index) & (target >= 0) & (target < gradient.shape[1])
+    return (gradient * torch.where(used, dloss, 0.0)[:, None]).to(gradient.dtype), None, None, None
 
 
 _cross_entropy.register_autograd(_cross_entropy_autograd, setup_context=_cross_entropy_setup)
@@ -270,6 +275,7 @@ def _linear_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...])
     ctx.mark_non_differentiable(output[1], output[2])
 
 
+@once_differentiable  # type: ignore[untyped-decorator]
 def _linear_autograd(ctx: Any, dloss: Tensor, _dx: Any, _dw: Any) -> tuple[Any, ...]:
     dx, dweight = ctx.saved_tensors
     return (dx * dloss).to(dx.dtype), (dweight * dloss).to(ctx.weight_type), *([None] * 5)

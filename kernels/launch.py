@@ -73,9 +73,10 @@ def check_tensor(
     dtypes: Sequence[torch.dtype] | None = None,
     shape: tuple[int | None, ...] | torch.Size | None = None,
     device: torch.device | None = None,
+    contiguous: bool = False,
 ) -> None:
-    """Raises KernelArgumentError unless `tensor` has one of `dtypes`, matches `shape` (None: any size) and lives on
-    `device`."""
+    """Raises KernelArgumentError unless `tensor` has one of `dtypes`, matches `shape` (None: any size), lives on
+    `device`, and is `contiguous` where a kernel reads it as a flat buffer."""
     if not isinstance(tensor, torch.Tensor):
         raise KernelArgumentError(f"{name} is {type(tensor).__name__}; a torch.Tensor is needed")
     if dtypes is not None and tensor.dtype not in dtypes:
@@ -90,10 +91,25 @@ def check_tensor(
             raise KernelArgumentError(f"{name} has shape {tuple(tensor.shape)}; accepted: {wanted}")
     if device is not None and tensor.device != device:
         raise KernelArgumentError(f"{name} is on {tensor.device}; accepted: {device}, where the first argument is")
+    if contiguous and not tensor.is_contiguous():
+        raise KernelArgumentError(f"{name} has strides {tensor.stride()}; accepted: contiguous (call .contiguous())")
+
+
+def check_output(name: str, tensor: torch.Tensor) -> None:
+    """Raises unless rows of `tensor` can be written: unit stride along the width, no element twice."""
+    sizes, strides = tensor.shape, tensor.stride()
+    if any(stride == 0 and size > 1 for size, stride in zip(sizes, strides, strict=True)) or (
+        sizes and sizes[-1] > 1 and strides[-1] != 1
+    ):
+        raise KernelArgumentError(
+            f"{name} has strides {strides}; accepted: unit stride along the width, nothing expanded"
+        )
 
 
 def check_float(name: str, tensor: torch.Tensor) -> None:
-    """Raises unless `tensor` is floating point (fp64 included: the reference takes it)."""
+    """Raises unless `tensor` is a floating-point tensor (fp64 included: the reference takes it)."""
+    if not isinstance(tensor, torch.Tensor):
+        raise KernelArgumentError(f"{name} is {type(tensor).__name__}; a torch.Tensor is needed")
     if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
         kind = str(tensor.dtype).removeprefix("torch.")
         raise KernelArgumentError(f"{name} has dtype {kind}; accepted: float32, bfloat16, float16, float64")
@@ -101,7 +117,11 @@ def check_float(name: str, tensor: torch.Tensor) -> None:
 
 def as_rows(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` as (rows, width) with unit stride along the width: a view where one exists, a copy where not (a
-    slower, correct path)."""
+    slower, correct path). Raises KernelArgumentError for a scalar or an empty width."""
+    if tensor.dim() == 0 or tensor.shape[-1] == 0:
+        raise KernelArgumentError(
+            f"a tensor of shape {tuple(tensor.shape)} has no rows; accepted: (…, width), width ≥ 1"
+        )
     rows = tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])
     return rows if rows.shape[1] <= 1 or rows.stride(1) == 1 else rows.contiguous()
 

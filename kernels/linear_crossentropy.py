@@ -77,6 +77,9 @@ def linear_cross_entropy(
     results: one logits buffer of `chunk_rows` × vocab (`rows_per_chunk` when None).
     """
     _check(x, weight, target, weight_grad)
+    if chunk_rows is not None and chunk_rows < 1:
+        raise KernelArgumentError(f"chunk_rows is {chunk_rows}; accepted: 1 or more, or None")
+    x, weight = x.detach(), weight.detach()  # gradients are results here, not autograd's
     rows, vocab = x.shape[0], weight.shape[0]
     chunk = chunk_rows or rows_per_chunk(rows, vocab, x.dtype.itemsize)
     grad_type = torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -59,7 +59,7 @@ def norm_forward(
     y has x's type and shape; rstd and mean are fp32 (rows,); mean is empty for rms. Without residual and dropout
     `stream` is x itself.
     """
-    width = _check(x, weight, bias, residual)
+    width = _check(kind, rounding, x, weight, bias, residual)
     if not use_triton(x):
         return norm_forward_reference(kind, x, weight, bias, eps, residual, dropout, rounding)
     rms, dropped = kind == "rms", dropout.p > 0.0
@@ -107,7 +107,10 @@ def norm_backward(
     write into either). dweight and dbias are fp32 (width,): new tensors, or `weight_grad` / `bias_grad` with the
     gradient added; None where not asked for.
     """
-    width = _check_backward(kind, dy, stream, weight, mean, weight_grad, bias_grad)
+    if bias_grad is not None and not has_bias:
+        raise KernelArgumentError("bias_grad is given and has_bias is False; accepted: both, or neither")
+    width = _check(kind, rounding, dy, weight, None, stream)
+    _check_backward(kind, dy, stream, rstd, mean, dstream, weight_grad, bias_grad, width)
     if not use_triton(dy):
         return _backward_reference(
             kind, dy, stream, weight, rstd, mean, has_bias, dstream, dropout, rounding, weight_grad, bias_grad,
@@ -125,8 +128,8 @@ def norm_backward(
         launcher, rms, rows, width, dstream is not None, has_bias, dropped, rounding == "llama", need_weight, split,
         (dy.itemsize, stream.itemsize, weight.itemsize), dy.device, config,
     )  # fmt: skip
-    dw = rstd.new_empty((partials, width)) if need_weight else rstd
-    db = rstd.new_empty((partials, width)) if has_bias else rstd
+    dw = rstd.new_empty((partials, width), dtype=torch.float32) if need_weight else rstd
+    db = rstd.new_empty((partials, width), dtype=torch.float32) if has_bias else rstd
     strides = flat_dy.stride(0), flat_stream.stride(0), flat_ds.stride(0)
     tensors = flat_dy, flat_stream, weight, centre, rstd, flat_ds, dresidual, dx
     numbers = *strides, rows, width, *dropout.numbers
@@ -164,7 +167,8 @@ def _nothing(device: torch.device, launcher: Launcher) -> Tensor:
         return torch.empty(0, dtype=torch.float32, device=device)
     found = _EMPTY.get(device)
     if found is None:
-        found = _EMPTY[device] = torch.empty(0, dtype=torch.float32, device=device)
+        with torch.inference_mode(False):  # it outlives the mode it is made under
+            found = _EMPTY[device] = torch.empty(0, dtype=torch.float32, device=device)
     return found
 
 
@@ -183,30 +187,41 @@ def _backward_reference(
     )
 
 
-def _check(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> int:
+def _check(
+    kind: Kind, rounding: Rounding, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None
+) -> int:
+    if kind not in ("rms", "layer") or rounding not in ("fp32", "llama"):
+        raise KernelArgumentError(
+            f"kind is {kind!r}, rounding {rounding!r}; accepted: 'rms' or 'layer', 'fp32' or 'llama'"
+        )
     check_float("x", x)
-    if x.dim() == 0:
-        raise KernelArgumentError("x is a scalar; accepted: (…, width)")
     shape = x.shape
+    if not shape or shape[-1] == 0:
+        raise KernelArgumentError(f"x has shape {tuple(shape)}; accepted: (…, width), width ≥ 1")
     width, device = shape[-1], x.device
     accepted = FLOATS if x.dtype is not torch.float64 else _WITH_FP64
-    check_tensor("weight", weight, dtypes=accepted, shape=(width,), device=device)
+    check_tensor("weight", weight, dtypes=accepted, shape=(width,), device=device, contiguous=True)
     if bias is not None:
-        check_tensor("bias", bias, dtypes=accepted, shape=(width,), device=device)
+        check_tensor("bias", bias, dtypes=accepted, shape=(width,), device=device, contiguous=True)
     if residual is not None:
         check_tensor("residual", residual, dtypes=accepted, shape=shape, device=device)
     return width
 
 
 def _check_backward(
-    kind: Kind, dy: Tensor, stream: Tensor, weight: Tensor, mean: Tensor | None, weight_grad: Tensor | None,
-    bias_grad: Tensor | None,
-) -> int:  # fmt: skip
-    width = _check(dy, weight, None, stream)
-    if kind == "layer" and mean is None:
-        raise KernelArgumentError("mean is None; the backward of LayerNorm needs the mean that its forward returned")
+    kind: Kind, dy: Tensor, stream: Tensor, rstd: Tensor, mean: Tensor | None, dstream: Tensor | None,
+    weight_grad: Tensor | None, bias_grad: Tensor | None, width: int,
+) -> None:  # fmt: skip
+    rows, device = (dy.numel() // width,), dy.device
+    statistics = _MAIN if dy.dtype is torch.float64 else _MAIN[:1]
+    check_tensor("rstd", rstd, dtypes=statistics, shape=rows, device=device, contiguous=True)
+    if kind == "layer":
+        if mean is None:
+            raise KernelArgumentError("mean is None; the backward of LayerNorm needs what its forward returned")
+        check_tensor("mean", mean, dtypes=statistics, shape=rows, device=device, contiguous=True)
+    if dstream is not None:
+        check_tensor("dstream", dstream, dtypes=_WITH_FP64, shape=stream.shape, device=device)
     if weight_grad is not None:
-        check_tensor("weight_grad", weight_grad, dtypes=_MAIN, shape=(width,), device=dy.device)
+        check_tensor("weight_grad", weight_grad, dtypes=_MAIN, shape=(width,), device=device, contiguous=True)
     if bias_grad is not None:
-        check_tensor("bias_grad", bias_grad, dtypes=_MAIN, shape=(width,), device=dy.device)
-    return width
+        check_tensor("bias_grad", bias_grad, dtypes=_MAIN, shape=(width,), device=device, contiguous=True)

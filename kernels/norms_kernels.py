@@ -120,8 +120,8 @@ def norm_backward_kernel(
         ds = g - xhat * (tl.sum(g * xhat, axis=1, keep_dims=True) / width)
         if not RMS:
             ds -= tl.sum(g, axis=1, keep_dims=True) * inverse_width
-            if HAS_BIAS:
-                dbias += dy
+        if HAS_BIAS:
+            dbias += dy
         ds = ds * rstd
         if HAS_DSTREAM:
             ds += added.to(tl.float32)

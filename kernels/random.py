@@ -75,6 +75,8 @@ class Dropout:
     def __post_init__(self) -> None:
         if not 0.0 <= self.p < 1.0:
             raise KernelArgumentError(f"dropout p is {self.p}; accepted: 0 <= p < 1")
+        if self.samples < 1:
+            raise KernelArgumentError(f"samples is {self.samples}; accepted: 1 or more")
 
     @staticmethod
     def at(

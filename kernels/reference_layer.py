@@ -90,7 +90,7 @@ def rope_backward(dx: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def add(residual: Tensor, z: Tensor, bias: Tensor | None = None, mask: Mask | None = None) -> Tensor:
     """residual + dropout(z + bias)."""
     if bias is None and mask is None:
-        return residual + z
+        return (residual + z).to(residual.dtype)
     wide = z.to(compute_type(z))
     if bias is not None:
         wide = wide + bias.to(wide.dtype)

@@ -68,7 +68,7 @@ def swiglu_forward(u: Tensor) -> Tensor:
 def swiglu_backward(da: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """(du, a); the halves of du are written in place."""
     gate, up = u.chunk(2, dim=-1)
-    du, a = torch.empty_like(u), torch.empty_like(da)
+    du, a = torch.empty_like(u), da.new_empty(da.shape)
     dgate, dup = du.chunk(2, dim=-1)
     activations.swiglu_backward(da, gate, up, dgate=dgate, dup=dup, h_out=a)
     return du, a
@@ -81,7 +81,7 @@ def gelu_forward(u: Tensor) -> Tensor:
 
 def gelu_backward(da: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """(du, a)."""
-    a = torch.empty_like(da)
+    a = da.new_empty(da.shape)
     return activations.gelu_backward(da, u, h_out=a)[0], a
 
 

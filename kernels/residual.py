@@ -16,6 +16,7 @@ import torch
 from kernels.direct import Constants, Launcher, direct, remembered, start
 from kernels.launch import (
     FLOATS,
+    KernelArgumentError,
     as_rows,
     cdiv,
     check_float,
@@ -115,13 +116,15 @@ def residual_backward(
     """dz: d itself without a mask. d (rows, width); the bias gradient is added into fp32 `bias_grad` (width,)."""
     _check(d, d, None, mask)
     if bias_grad is not None:
-        check_tensor("bias_grad", bias_grad, dtypes=(torch.float32, torch.float64), shape=d.shape[1:], device=d.device)
+        main = (torch.float32, torch.float64)
+        check_tensor("bias_grad", bias_grad, dtypes=main, shape=d.shape[1:], device=d.device, contiguous=True)
     if not use_triton(d) or (bias_grad is None and mask is None) or not _in_order(mask):
         return add_backward(d, bias_grad, mask)
     flat = as_rows(d)
     rows, width = flat.shape
     dz = flat if mask is None else new_rows(flat, d.dtype)
-    grid, constants = _backward_launch(launcher, rows, width, bias_grad is not None, mask is not None, d.device)
+    shape = rows, width, bias_grad is not None, mask is not None, d.device, BLOCK, WARPS
+    grid, constants = _backward_launch(launcher, *shape)
     partial = dz if bias_grad is None else d.new_empty((grid[1], width), dtype=torch.float32)
     tokens, random = _mask_arguments(mask, d)
     tensors, numbers = (flat, tokens, dz, partial), (flat.stride(0), rows, width, *random)
@@ -133,12 +136,12 @@ def residual_backward(
 
 @remembered
 def _backward_launch(
-    rows: int, width: int, has_bias: bool, has_dropout: bool, device: torch.device
+    rows: int, width: int, has_bias: bool, has_dropout: bool, device: torch.device, block: int, warps: int
 ) -> tuple[tuple[int, int], Constants]:
     """(grid: column blocks by stripes of rows, constants)."""
-    columns = max(1, cdiv(width, BLOCK))
+    columns = max(1, cdiv(width, block))
     stripes = max(1, min(cdiv(rows, 4), cdiv(processors(device) * 8, columns)))
-    constants = Constants(HAS_BIAS=has_bias, HAS_DROPOUT=has_dropout, ROWS=2, BLOCK=BLOCK, num_warps=WARPS)
+    constants = Constants(HAS_BIAS=has_bias, HAS_DROPOUT=has_dropout, ROWS=2, BLOCK=block, num_warps=warps)
     return (columns, stripes), constants
 
 
@@ -160,6 +163,9 @@ def _check(residual: Tensor, z: Tensor, bias: Tensor | None, mask: Mask | None) 
     rows, width = residual.shape
     check_tensor("z", z, dtypes=_ANY_FLOAT, shape=(rows, width), device=residual.device)
     if bias is not None:
-        check_tensor("bias", bias, dtypes=_ANY_FLOAT, shape=(width,), device=residual.device)
+        check_tensor("bias", bias, dtypes=_ANY_FLOAT, shape=(width,), device=residual.device, contiguous=True)
     if mask is not None:
         check_tensor("mask.tokens", mask.tokens, dtypes=(torch.int64,), shape=(rows, 1), device=residual.device)
+        first, elements = mask.first_element, mask.elements
+        if first is not None and elements.device.type == "cpu" and width and int(elements[0]) != first:
+            raise KernelArgumentError(f"mask.first_element is {first} and mask.elements begins with {int(elements[0])}")

@@ -1,11 +1,13 @@
 """The references of the kernels' files are the specification: their backwards are the gradients of their forwards
 (fp64 gradcheck)."""
 
+import pytest
 import torch
 from torch.autograd import Function, gradcheck
 
 from kernels import activations, attention, norms, rotary
 from kernels.crossentropy import cross_entropy
+from kernels.launch import KernelArgumentError
 from kernels.linear_crossentropy import linear_cross_entropy, linear_cross_entropy_reference, rows_per_chunk
 from kernels.random import NO_DROPOUT, Dropout
 
@@ -120,8 +122,24 @@ def test_attention_passes_over_a_backend_that_refuses(monkeypatch):
     monkeypatch.setattr(attention, "_REFUSED", {})
     done = attention.attention_forward(q, q, q)
     assert done.backend == "unfused"
-    assert attention.refusals() == {("cpu", "cpu", torch.float32, 4, False, True): "no such engine"}
+    assert attention.refusals() == {("cpu", "cpu", torch.float32, (2, 3, 4), (2, 3), True): "no such engine"}
     torch.testing.assert_close(done.out, torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True))
+
+
+def test_attention_does_not_hide_a_lost_device(monkeypatch):
+    def lost(*_):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setitem(attention._BACKENDS, "cpu", (lost, lost))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        attention.attention_forward(*[torch.randn(1, 2, 3, 4)] * 3)
+
+
+def test_attention_without_keys_or_width():
+    q, none = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 0, 4)
+    assert attention.attention_forward(q, none, none, causal=False).backend == "unfused"
+    with pytest.raises(KernelArgumentError, match="head_dim"):
+        attention.attention_forward(q[..., :0], q[..., :0], q)
 
 
 def test_attention_preference_names_cudnn_first_on_hopper(monkeypatch):
