@@ -160,3 +160,13 @@ def test_linear_cross_entropy_of_nothing():
     assert not bool(ignored.loss.any())
     assert not bool(ignored.dx.any())
     assert not bool(ignored.dweight.any())
+
+
+def test_another_ignore_index():  # bug 20: a flag at a value that is not its default
+    logits, target = 2 * randn(4, 90), targets(4, 90)
+    target[1] = 7
+    exact = by_autograd(logits.double(), torch.where(target == 7, -100, target), torch.ones(4, device=logits.device))
+    loss, gradient = cross_entropy(logits, target, ignore_index=7)
+    assert error(loss, exact[0]) < 1e-5
+    assert error(gradient, exact[1]) < 1e-6
+    assert not gradient[1].any()

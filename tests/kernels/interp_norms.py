@@ -180,3 +180,29 @@ def test_dropout_follows_the_token_in_position_sample_order(width):
     dy, rstd = randn(samples * length, width, seed=1), torch.ones(samples * length, device=DEVICE)
     expected = norms.norm_backward("rms", dy, x, w, rstd, dropout=by_sample)[1][order]
     assert torch.equal(norms.norm_backward("rms", dy[order], x[order], w, rstd, dropout=by_position)[1], expected)
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+@pytest.mark.parametrize("width", [48, PERSISTENT_WIDTH + 8])
+def test_backward_without_the_stream_s_gradient_or_the_weight_s(kind, width):  # bug 20: flags off as well as on
+    x, w, dy = randn(5, width), randn(width, seed=1), randn(5, width, seed=2)
+    _, stream, rstd, mean = norms.norm_forward(kind, x, w, w if kind == "layer" else None, eps=1e-5)
+    exact = norms.norm_backward_reference(
+        kind, dy.double(), stream.double(), w.double(), rstd.double(), mean.double(), None, NO_DROPOUT, "fp32"
+    )
+    ds, dx, dw, db = norms.norm_backward(kind, dy, stream, w, rstd, mean, has_bias=True, need_weight=False)
+    assert dw is None
+    assert_faithful(ds, exact[0].float(), exact[0], "dresidual", 4)
+    assert_faithful(db, exact[3].float(), exact[3], "dbias", 4)
+    assert dx is ds
+
+
+@pytest.mark.parametrize("width", [48, PERSISTENT_WIDTH + 8])
+def test_dropout_of_a_later_column(width):  # a rank that holds columns from element_first on
+    x, w, dy = randn(3, width), randn(width, seed=1), randn(3, width, seed=2)
+    dropout = Dropout.at(0.4, seed=3, step=1, layer=2, site=0, element_first=1000)
+    kept = keep_mask(dropout, 3, width, DEVICE)
+    _, stream, rstd, mean = norms.norm_forward("rms", x, w, eps=1e-5, dropout=dropout)
+    torch.testing.assert_close(stream, torch.where(kept, x * dropout.scale, 0.0))
+    ds, dx, _, _ = norms.norm_backward("rms", dy, stream, w, rstd, mean, dropout=dropout)
+    torch.testing.assert_close(dx, torch.where(kept, ds * dropout.scale, 0.0))
