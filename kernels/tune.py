@@ -120,10 +120,17 @@ def tune_norm_backward(copy: float) -> None:
 
 
 def _with(module: Any, settings: dict[str, Any], call: Callable[[], object]) -> Callable[[], object]:
+    """`call` with the module's constants at `settings`, which it has back afterwards."""
+
     def run() -> object:
+        before = {key: getattr(module, key) for key in settings}
         for key, value in settings.items():
             setattr(module, key, value)
-        return call()
+        try:
+            return call()
+        finally:
+            for key, value in before.items():
+                setattr(module, key, value)
 
     return run
 
@@ -137,7 +144,7 @@ def tune_pointwise(copy: float) -> None:
         ("gelu backward", lambda: activations.gelu_backward(dh, x, bias), 3),
     ):
         runs = {
-            f"{b} {w}": _with(activations, {"BLOCK": b, "WARPS": w}, call)
+            f"{b} {w}": _with(activations, {"BLOCK": b, "WARPS": w, "GELU_FORWARD_WARPS": w}, call)
             for b, w in ((512, 2), (1024, 2), (1024, 4), (2048, 4))
         }
         _rank(name, copy, passes * 2.0 * x.numel(), runs, keep=4)
