@@ -49,7 +49,7 @@ class CallPlacer:
         self._done: dict[Slot, int] = {}
         self._reduced: Ports = {}
         self._shards: Ports = {}  # the last access of every slot of partitioned parameters
-        self._fresh = set(range(len(blocks.units)))  # chunks whose weights have not been waited for
+        self._fresh = {(s.phase, s.chunk) for s in placement.slots}  # passes whose weights nobody has waited for yet
         self._last = {s.chunk: s for s in placement.slots if s.phase == "B"}
         self._weights: Ports = {}
         self._latest: int | None = None  # the last compute call
@@ -86,9 +86,10 @@ class CallPlacer:
         queue = self._sent.setdefault((backward, chunk), [])
         if len(queue) >= 2:
             ports["sent"] = queue.pop(0)
+        if (slot.phase, chunk) in self._fresh:
+            self._fresh.discard((slot.phase, chunk))
+            ports |= self._weights
         if not backward:
-            ports |= self._weights if chunk in self._fresh else {}
-            self._fresh.discard(chunk)
             call = self._latest = self._done[slot] = self._call(self.b.index[f"F{chunk}"], slot.micro, ports)
             self._shards |= self._ports(call, "shard.")
             if self.b.edges.partitioned:

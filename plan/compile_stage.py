@@ -115,10 +115,7 @@ class StageBlocks:
 
     def _forward(self, chunk: int) -> Block:
         builder = BlockBuilder(f"F{chunk}")
-        used = dict.fromkeys(self.names.bucket_of[p] for p in self._weights(chunk) if p in self.names.weights)
-        ahead = sharded_optimizer(self.plan) and not gathers_at_once(self.plan)
-        waits = {b: builder.take(f"weights.{b}", "dp", None) for b in used} if ahead else {}
-        compiler = ChunkCompiler(builder, self.names, self.rings, waits, self.e.serial)
+        compiler = ChunkCompiler(builder, self.names, self.rings, self._gathers(builder, chunk, "F"), self.e.serial)
         builder.follow("previous")
         if not (self.last(chunk) or self.edges.kept):
             compiler.free_on_entry("sent", "send_fwd", self.edges.carried())
@@ -146,15 +143,26 @@ class StageBlocks:
         builder.give("tail", None, builder.last_of("compute"))
         return builder.finish()
 
-    def _weights(self, chunk: int) -> list[str]:
-        """Parameters a chunk's forward reads, in order."""
-        steps = (step for plan in self.chunks[chunk] for step in plan.unit.forward)
-        return [n[2:] for step in steps for n in step.reads if n.startswith("w:")]
+    def _gathers(self, builder: BlockBuilder, chunk: int, phase: Phase) -> dict[int, int]:
+        """In-ports of the all-gathers of weights that a chunk's first forward waits for, by bucket; or its first
+        backward, for what no forward of it has read (a head whose loss is computed in chunks)."""
+        if not sharded_optimizer(self.plan) or gathers_at_once(self.plan):
+            return {}
+        forward = self._buckets_read(chunk, "F")
+        used = forward if phase == "F" else [b for b in self._buckets_read(chunk, "B") if b not in forward]
+        return {b: builder.take(f"weights.{b}", "dp", None) for b in used}
+
+    def _buckets_read(self, chunk: int, phase: Phase) -> list[int]:
+        """Buckets of the whole parameters that a chunk's forward (or backward) reads, in order."""
+        units = [plan.unit for plan in self.chunks[chunk]]
+        steps = [step for unit in units for step in (unit.forward if phase == "F" else unit.backward)]
+        params = [n[2:] for step in steps for n in step.reads if n.startswith("w:")]
+        return list(dict.fromkeys(self.names.bucket_of[p] for p in params if p in self.names.weights))
 
     def _backward(self, chunk: int, pending: dict[int, int] | None) -> Block:
         """`pending`: gradients still missing in each bucket, when this is the last micro-batch's form."""
         builder = BlockBuilder(f"B{chunk}" if pending is None else f"B{chunk}.last")
-        compiler = ChunkCompiler(builder, self.names, self.rings, serial=self.e.serial)
+        compiler = ChunkCompiler(builder, self.names, self.rings, self._gathers(builder, chunk, "B"), self.e.serial)
         builder.follow("previous")
         if not self.first(chunk):
             compiler.free_on_entry("sent", "send_bwd", self.edges.carried())

@@ -143,6 +143,13 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "no-overlap-dp2": DP2 | {"communication": {"overlap": False}},
     "pp4": {"pipeline_parallel": 4},
 }
+CHUNKED = {"zero_stage": 1, "loss_chunks": 4, "communication": {"bucket_mb": 0.02}}
+LATE_HEAD: dict[str, dict[str, Any]] = {
+    "zero1-loss-chunks": DP2 | CHUNKED,
+    "zero1-loss-chunks-one-micro-batch": DP2 | CHUNKED | {"micro_batch_size": 4},
+    "zero1-loss-chunks-pp2": DP2 | PP2 | CHUNKED,
+    "zero2-loss-chunks": DP2 | CHUNKED | {"zero_stage": 2},
+}
 ZERO2, ZERO3 = DP2 | {"zero_stage": 2}, DP2 | {"zero_stage": 3}
 PARTITIONED: dict[str, dict[str, Any]] = {
     "zero2": ZERO2,
@@ -177,6 +184,13 @@ OFFLOADED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_strategies_train_as_the_reference_does(pool: Pool, model: str, strategy: str) -> None:
     _hold(pool, model, STRATEGIES[strategy])
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("strategy", LATE_HEAD)
+def test_weights_first_read_in_a_backward_are_waited_for(pool: Pool, model: str, strategy: str) -> None:
+    """The GPT's table is tied: without a pipeline the embedding's forward has waited for it."""
+    _hold(pool, model, LATE_HEAD[strategy])
 
 
 @pytest.mark.parametrize("model", MODELS)
