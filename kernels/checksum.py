@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.direct import direct, start
+from kernels.direct import Launcher, direct, start
 from kernels.launch import HAS_TRITON, INTERPRETED, KernelArgumentError, cdiv, tl, triton
 
 Tensor = torch.Tensor
@@ -52,7 +52,7 @@ def checksum_kernel(words_ptr, partial_ptr, n, word_first, BLOCK: tl.constexpr):
 # ---------------------------------------------------------------- plain functions
 
 
-def checksum(tensor: Tensor, *, word_first: int = 0) -> Tensor:
+def checksum(tensor: Tensor, *, word_first: int = 0, launcher: Launcher = direct) -> Tensor:
     """S as an int64 scalar tensor on `tensor`'s device (no synchronisation).
 
     Any type; contiguous; word_first: global index of word 0.
@@ -67,7 +67,7 @@ def checksum(tensor: Tensor, *, word_first: int = 0) -> Tensor:
         programs = max(1, min(PROGRAMS, cdiv(n, BLOCK)))
         partial = torch.empty(programs, dtype=torch.int64, device=tensor.device)
         constants = {"BLOCK": BLOCK, "num_warps": 8}
-        start(direct, checksum_kernel, (programs,), (words, partial), (n, word_first), constants)
+        start(launcher, checksum_kernel, (programs,), (words, partial), (n, word_first), constants)
         total = partial.sum()
     else:
         total = checksum_reference(words, word_first)
@@ -83,7 +83,7 @@ def _words(tensor: Tensor) -> tuple[Tensor, Tensor | None]:
     """(whole int32 words as a view, the padded last word or None)."""
     raw = tensor.reshape(-1).view(torch.uint8)
     whole = raw.numel() // 4 * 4
-    aligned = raw.data_ptr() % 4 == 0
+    aligned = raw.storage_offset() % 4 == 0  # allocations themselves are aligned
     body = raw[:whole] if aligned else raw[:whole].clone()
     if whole == raw.numel():
         return body.view(torch.int32), None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.direct import direct, start
+from kernels.direct import Launcher, direct, start
 from kernels.launch import FLOATS, KernelArgumentError, cdiv, check_float, check_tensor, tl, triton, use_triton
 
 Tensor = torch.Tensor
@@ -95,7 +95,9 @@ def unpack_kernel(bits_ptr, scale_ptr, out_ptr, workers, n, chunk, chunks, block
 # ---------------------------------------------------------------- plain functions
 
 
-def onebit_pack(x: Tensor, error: Tensor, *, chunk: int | None = None) -> tuple[Tensor, Tensor]:
+def onebit_pack(
+    x: Tensor, error: Tensor, *, chunk: int | None = None, launcher: Launcher = direct
+) -> tuple[Tensor, Tensor]:
     """(bits uint8 (n/8,), scale fp32 (n/chunk,)) of x + error.
 
     `error` (n,) fp32 is replaced by what was lost. chunk: None is n.
@@ -115,15 +117,20 @@ def onebit_pack(x: Tensor, error: Tensor, *, chunk: int | None = None) -> tuple[
     chunks, blocks = n // chunk, cdiv(chunk, BLOCK)
     partial = torch.empty((chunks, blocks), dtype=torch.float32, device=x.device)
     grid, numbers = (chunks * blocks,), (chunk, blocks)
-    start(direct, abs_sum_kernel, grid, (x, error, partial), numbers, {"BLOCK": BLOCK, "num_warps": 8})
+    start(launcher, abs_sum_kernel, grid, (x, error, partial), numbers, {"BLOCK": BLOCK, "num_warps": 8})
     scale = partial.sum(1) / chunk
     bits = torch.empty(n // 8, dtype=torch.uint8, device=x.device)
-    start(direct, pack_kernel, grid, (x, error, scale, bits), numbers, {"BYTES": BLOCK // 8, "num_warps": 8})
+    start(launcher, pack_kernel, grid, (x, error, scale, bits), numbers, {"BYTES": BLOCK // 8, "num_warps": 8})
     return bits, scale
 
 
 def onebit_unpack(
-    bits: Tensor, scale: Tensor, *, chunk: int | None = None, dtype: torch.dtype = torch.float32
+    bits: Tensor,
+    scale: Tensor,
+    *,
+    chunk: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    launcher: Launcher = direct,
 ) -> Tensor:
     """Mean over workers: bits uint8 (workers, n/8), scale fp32 (workers, n/chunk) → (n,) of `dtype`."""
     check_tensor("bits", bits, dtypes=(torch.uint8,), shape=(None, None))
@@ -142,7 +149,7 @@ def onebit_unpack(
     blocks = cdiv(chunk, BLOCK)
     numbers = workers, n, chunk, n // chunk, blocks
     constants = {"BYTES": BLOCK // 8, "num_warps": 8}
-    start(direct, unpack_kernel, (n // chunk * blocks,), (bits, scale, out), numbers, constants)
+    start(launcher, unpack_kernel, (n // chunk * blocks,), (bits, scale, out), numbers, constants)
     return out
 
 

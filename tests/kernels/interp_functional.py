@@ -6,6 +6,8 @@ import torch
 from torch.nn import functional as F
 
 from kernels import functional as ours
+from kernels import functional_flat as flat
+from kernels.random import Dropout, keep_mask
 from kernels.rotary import rotary_reference, rotary_table
 from tests.kernels.fidelity import DEVICE, randn
 
@@ -68,3 +70,22 @@ def test_cross_entropy():
         lambda x: F.cross_entropy(x, target, reduction="none"),
         X,
     )
+
+
+def test_residual_add():
+    dropout = Dropout.at(0.3, seed=1, step=1, layer=1, site=1)
+    kept = keep_mask(dropout, 5, 40, DEVICE)
+
+    def exact(stream, z, bias):
+        return stream + torch.where(kept, (z + bias) * dropout.scale, 0.0)
+
+    agree(lambda s, z, b: flat.residual_add(s, z, b, dropout=dropout), exact, X, randn(5, 40, seed=3), B)
+
+
+def test_flat_buffers():
+    x = randn(2048)
+    error = torch.zeros_like(x)
+    bits, scale = flat.onebit_pack(x, error, 1024)
+    torch.testing.assert_close(flat.onebit_unpack(bits[None], scale[None], 1024) + error, x)
+    assert torch.equal(flat.delta_unpack(flat.delta_pack(x, error), error), x)
+    assert int(flat.checksum(x)) == int(flat.checksum(x[:1024])) + int(flat.checksum(x[1024:], 1024))
