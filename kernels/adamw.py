@@ -14,6 +14,7 @@ zero. Offsets are int64: a shard may pass 2³¹ elements.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -43,6 +44,11 @@ class AdamWStep:
     def __post_init__(self) -> None:
         if self.step < 1:
             raise KernelArgumentError(f"step is {self.step}; accepted: 1, 2, … (the bias corrections divide by 1 − βᵗ)")
+        for name in ("lr", "beta1", "beta2", "eps", "weight_decay"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not 0.0 <= value < (1.0 if name.startswith("beta") else math.inf):
+                accepted = "0 <= β < 1" if name.startswith("beta") else "a finite number, 0 or more"
+                raise KernelArgumentError(f"{name} is {value!r}; accepted: {accepted}")
 
     @property
     def corrections(self) -> tuple[float, float]:
@@ -61,8 +67,8 @@ class DecayMask(NamedTuple):
 
     @staticmethod
     def of(mask: Tensor) -> DecayMask:
-        """From a boolean or uint8 (n,) mask; built once, when the shard is laid out."""
-        flat = mask.to(torch.uint8).contiguous()
+        """From a boolean or uint8 (n,) mask, of which any number but 0 decays; built once, when the shard is laid out."""
+        flat = mask.ne(0).to(torch.uint8).contiguous()
         blocks = cdiv(flat.numel(), MASK_BLOCK)
         low, high = flat.new_ones(blocks * MASK_BLOCK), flat.new_zeros(blocks * MASK_BLOCK)
         low[: flat.numel()], high[: flat.numel()] = flat, flat

@@ -62,6 +62,8 @@ CASES = {
             *[torch.randn(1, 3, 2, 4)] * 2, *rotary.rotary_table(3, 4), q_out=torch.zeros(1, 1, 1, 4).expand(1, 3, 2, 4)
         ), "q_out",
     ),
+    "adamw: a beta of one": (lambda: adamw.AdamWStep(1e-3, 1, beta1=1.0), "beta1"),
+    "adamw: a learning rate that is none": (lambda: adamw.AdamWStep(float("nan"), 1), "lr"),
     "no tensor": (lambda: norms.norm_forward("rms", None, W, eps=1e-5), "x is NoneType"),
     "adamw: a number for a scale": (
         lambda: adamw.adamw_step(*[torch.rand(8) for _ in range(4)], adamw.AdamWStep(1e-3, 1), grad_scale=0.5),
@@ -75,6 +77,10 @@ def test_a_layout_that_a_kernel_would_misread_is_named(name):
     call, said = CASES[name]
     with pytest.raises(KernelArgumentError, match=said):
         call()
+
+
+def test_any_number_but_zero_decays():
+    assert adamw.DecayMask.of(torch.tensor([0, 255, 1], dtype=torch.uint8)).mask.tolist() == [0, 1, 1]
 
 
 def test_a_saved_tensor_written_over_by_the_loss_is_noticed():
