@@ -46,6 +46,8 @@ class AdamWStep:
             raise KernelArgumentError(f"step is {self.step}; accepted: 1, 2, … (the bias corrections divide by 1 − βᵗ)")
         for name in ("lr", "beta1", "beta2", "eps", "weight_decay"):
             value = getattr(self, name)
+            if isinstance(value, torch.SymFloat):  # a graph's number has no value yet
+                continue
             if not isinstance(value, (int, float)) or not 0.0 <= value < (1.0 if name.startswith("beta") else math.inf):
                 accepted = "0 <= β < 1" if name.startswith("beta") else "a finite number, 0 or more"
                 raise KernelArgumentError(f"{name} is {value!r}; accepted: {accepted}")
@@ -67,7 +69,7 @@ class DecayMask(NamedTuple):
 
     @staticmethod
     def of(mask: Tensor) -> DecayMask:
-        """From a boolean or uint8 (n,) mask, of which any number but 0 decays; built once, when the shard is laid out."""
+        """From a boolean or uint8 (n,) mask (any number but 0 decays); built once, when the shard is laid out."""
         flat = mask.ne(0).to(torch.uint8).contiguous()
         blocks = cdiv(flat.numel(), MASK_BLOCK)
         low, high = flat.new_ones(blocks * MASK_BLOCK), flat.new_zeros(blocks * MASK_BLOCK)
