@@ -6,7 +6,7 @@ are refused.
 from collections.abc import Mapping
 from typing import Any
 
-from plan.importers.ledger import Ledger
+from plan.importers.ledger import Ledger, shown
 
 ROPE = frozenset(
     """rope_theta rope_type type factor low_freq_factor high_freq_factor original_max_position_embeddings
@@ -33,7 +33,9 @@ def rope(config: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     part = values.get("partial_rotary_factor", config.get("partial_rotary_factor", config.get("rotary_pct", 1.0)))
     if ledger.number(part, "partial_rotary_factor") != 1.0:
         ledger.not_yet(f"rotary embeddings on {part} of the head", "the whole head")
-    found: dict[str, Any] = {"theta": ledger.number(theta, "rope_theta")}
+    stated = "rope_theta" in {**new, **config} or "rotary_emb_base" not in config
+    named = "rope_theta" if stated else "rotary_emb_base"
+    found: dict[str, Any] = {"theta": ledger.number(theta, named, above=0)}
     scaling = _scaling(values, "rope_parameters" if new else "rope_scaling", ledger)
     return found | ({"scaling": scaling} if scaling else {})
 
@@ -52,7 +54,7 @@ def _scaling(values: Mapping[str, Any], where: str, ledger: Ledger) -> dict[str,
     scaling: dict[str, Any] = {"kind": kind}
     for name in SCALING_NEEDS[kind]:
         ours = "original_max_positions" if name == "original_max_position_embeddings" else name
-        scaling[ours] = ledger.number(values[name], f"{where}.{name}")
+        scaling[ours] = ledger.number(values[name], f"{where}.{name}", above=0)
     return scaling
 
 
@@ -60,7 +62,7 @@ def _object(config: Mapping[str, Any], key: str, ledger: Ledger) -> Mapping[str,
     value = {} if config.get(key) is None else config[key]
     if isinstance(value, Mapping):
         return value
-    ledger.problem(f"{key} is {value!r}, but must be an object")
+    ledger.problem(f"{key} is {shown(value)}, but must be an object")
     return {}
 
 

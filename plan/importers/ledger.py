@@ -9,6 +9,7 @@ sentences; `refuse()` raises the problems together as one `InputError`.
     ledger.unknown("gradient_clipp1ng", KNOWN_KEYS, "DeepSpeed key")
 """
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -79,23 +80,32 @@ class Ledger:
         if self.not_forecast:
             raise NotYetForecast([*self.not_forecast, *self.unknowns])
 
-    def integer(self, value: object, where: str) -> int | None:
-        """Read an integer; accepts 5e8, "5e8", 1_000_000 and 1e9 as a float. None and a problem otherwise."""
-        number = self.number(value, where)
+    def integer(self, value: object, where: str, least: int | None = None) -> int | None:
+        """Read an integer of at least `least`; accepts 5e8, "5e8", 1_000_000 and 1e9 as a float. None and a problem
+        otherwise."""
+        number = self.number(value, where, least)
         if number is None:
             return None
         if isinstance(number, float) and not number.is_integer():
-            self.problem(f"{where} is {value}, but must be a whole number (nearest: {round(number)})")
+            near = round(number) if least is None else max(least, round(number))
+            self.problem(f"{where} is {value}, but must be a whole number (nearest: {near})")
             return None
         return int(number)
 
-    def number(self, value: object, where: str) -> int | float | None:
-        """Read a finite number from a number or a string."""
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-        number = as_number(value)
+    def number(
+        self, value: object, where: str, least: float | None = None, above: float | None = None
+    ) -> int | float | None:
+        """Read a finite number from a number or a string, of at least `least` and above `above`. None and a problem
+        otherwise."""
+        number = value if isinstance(value, int) and not isinstance(value, bool) else as_number(value)
         if number is None:
-            self.problem(f"{where} is {value!r}, but must be a number")
+            self.problem(f"{where} is {shown(value)}, but must be a number")
+        elif least is not None and number < least:
+            self.problem(f"{where} is {value}; it must be at least {least:g}")
+            return None
+        elif above is not None and number <= above:
+            self.problem(f"{where} is {value}; it must be above {above:g}")
+            return None
         return number
 
     def boolean(self, value: object, where: str) -> bool | None:
@@ -107,8 +117,13 @@ class Ledger:
             return True
         if word in FALSE_WORDS:
             return False
-        self.problem(f"{where} is {value!r}, but must be true or false")
+        self.problem(f"{where} is {shown(value)}, but must be true or false")
         return None
+
+
+def shown(value: object) -> str:
+    """A value as its file spells it, for a sentence: true, null, 1024, '1024'."""
+    return json.dumps(value) if value is None or isinstance(value, bool | list | dict) else repr(value)
 
 
 def as_number(value: object) -> int | float | None:

@@ -1,6 +1,6 @@
-"""Command substitutions whose output can be known without running them: `pwd`, `echo`, `expr`, `cat` of a file beside
-the script, and the commands that take a path apart. `$0` is the script seen from its own folder, so `$(dirname "$0")`
-is `.` and `$(cd … && pwd)` the path.
+"""Command substitutions whose output can be known without running them: `pwd`, `echo`, `expr`, `cat` of a heredoc or of
+a file beside the script, and the commands that take a path apart. `$0` is the script seen from its own folder, so
+`$(dirname "$0")` is `.` and `$(cd … && pwd)` the path.
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ CHANGE_AND_TELL = re.compile(
 )
 OF_A_PATH = re.compile(r"\s*(dirname|basename|realpath|readlink\s+-\w+)\s+(?:--\s+)?(\S.*?)\s*$")
 OF_A_FILE = re.compile(r"\s*(?:cat\s+([^\s|<>;&]+)|<\s*([^\s|<>;&]+))\s*(\|\s*xargs)?\s*$")
+OF_A_HEREDOC = re.compile(
+    r"\s*cat\s*(?:-\s*)?<<(?P<tabs>-?)[ \t]*(?P<quote>\\|'|\"|)(?P<end>\w+)(?:'|\")?[ \t]*\n"
+    r"(?P<body>(?:.*\n)?)\t*(?P=end)[ \t]*\s*$",
+    re.DOTALL,
+)
 
 
 def substitute(owner: Expander, command: str) -> Value:
@@ -26,6 +31,8 @@ def substitute(owner: Expander, command: str) -> Value:
         return "."
     if (path := _path(owner, command)) is not None:
         return path
+    if match := OF_A_HEREDOC.match(command):
+        return _heredoc(owner, match)
     if match := OF_A_FILE.match(command):
         text = owner.file(owner.text(match.group(1) or match.group(2)))
         if text is not None:
@@ -35,6 +42,12 @@ def substitute(owner: Expander, command: str) -> Value:
     if words[:1] == ["expr"]:
         return owner.arithmetic(" ".join(words[1:]).replace("\\*", "*"))
     return owner.opaque("command", " ".join(words))
+
+
+def _heredoc(owner: Expander, match: re.Match[str]) -> str:
+    """The body as `$(cat <<END … END)` gives it, with variables filled in unless END was quoted."""
+    body = re.sub(r"^\t+", "", match["body"], flags=re.MULTILINE) if match["tabs"] else match["body"]
+    return (body if match["quote"] else owner.heredoc(body)).rstrip("\n")
 
 
 def _path(owner: Expander, command: str) -> str | None:

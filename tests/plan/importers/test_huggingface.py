@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from plan.errors import InputError
+from plan.importers import import_file
 from plan.importers.huggingface import model_section
 from plan.importers.ledger import Ledger
 from plan.run import load
@@ -110,6 +112,12 @@ def test_qwen2_biases_qkv_alone() -> None:
     ("change", "words"),
     [
         ({"model_type": "mixtral", "num_local_experts": 8}, "mixture of experts (8 experts)"),
+        ({"model_type": "mixtral"}, "model_type 'mixtral', a mixture of experts"),
+        ({"model_type": "qwen2_moe"}, "model_type 'qwen2_moe', a mixture of experts"),
+        ({"model_type": "qwen3_moe"}, "model_type 'qwen3_moe', a mixture of experts"),
+        ({"model_type": "qwen3_moe", "num_experts": 0}, "mixture of experts (0 experts)"),
+        ({"model_type": "qwen2_moe", "num_experts": 1}, "a shared expert"),
+        ({"model_type": "mixtral", "num_local_experts": 1, "moe_intermediate_size": 8}, "moe_intermediate_size 8"),
         ({"model_type": "mistral", "sliding_window": 4096}, "sliding-window attention (4096 of 8192"),
         ({"model_type": "qwen3"}, "norms on queries and keys"),
         ({"model_type": "gemma2"}, "model_type 'gemma2'"),
@@ -128,9 +136,53 @@ def test_what_the_model_cannot_express(change: dict[str, Any], words: str) -> No
     assert any(words in sentence for sentence in ledger.not_forecast)
 
 
+def test_one_expert_is_a_dense_model() -> None:
+    """A mixture that says so is read; the types themselves are not offered as the nearest."""
+    ledger = Ledger()
+    assert model_section(LLAMA | {"model_type": "mixtral", "num_local_experts": 1}, ledger)["ffn"] == 14336
+    assert not ledger.not_forecast
+    model_section(LLAMA | {"model_type": "gemma2"}, ledger)
+    assert not any("mixtral" in sentence or "moe" in sentence for sentence in ledger.not_forecast)
+
+
+def test_every_wrong_value_is_said_by_its_own_name(tmp_path: Path) -> None:
+    """One answer for all of them; nothing of a wrong size follows."""
+    wrong = {"hidden_size": "wide", "num_hidden_layers": 4.5, "vocab_size": -1, "max_position_embeddings": 0}
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | wrong | {"hidden_act": "foo", "attention_dropout": 1}))
+    with pytest.raises(InputError) as caught:
+        import_file(tmp_path / "config.json", cluster="dgx-h100", nodes=1)
+    assert caught.value.problems == (
+        "num_hidden_layers is 4.5, but must be a whole number (nearest: 4)",
+        "hidden_size is 'wide', but must be a number",
+        "vocab_size is -1; it must be at least 1",
+        "max_position_embeddings is 0; it must be at least 1",
+        "attention_dropout is 1; it must be below 1",
+        "not yet forecast: hidden_act foo in a gated MLP; nearest supported: silu",
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rope_scaling": {"rope_type": "linear", "factor": -2}}, "rope_scaling.factor is -2; it must be above 0"),
+        ({"rope_theta": 0}, "rope_theta is 0; it must be above 0"),
+        ({"rms_norm_eps": True}, "rms_norm_eps is true, but must be a number"),
+        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window is 0; it must be at least 1"),
+        ({"model_type": "gpt2", "n_inner": 0, "intermediate_size": None}, "n_inner is 0; it must be at least 1"),
+    ],
+)
+def test_a_number_out_of_range_is_one_problem(change: dict[str, Any], words: str) -> None:
+    """Zero is not "not given", and the sign is checked under the file's key."""
+    ledger = Ledger()
+    model_section(LLAMA | change, ledger)
+    assert [words in problem for problem in ledger.problems] == [True]
+
+
 def test_no_kv_heads_is_not_all_heads() -> None:
     """Zero is a wrong number, and null means one a head."""
-    assert model_section(LLAMA | {"num_key_value_heads": 0}, Ledger())["kv_heads"] == 0
+    ledger = Ledger()
+    model_section(LLAMA | {"num_key_value_heads": 0}, ledger)
+    assert ledger.problems == ["num_key_value_heads is 0; it must be at least 1"]
     assert model_section(LLAMA | {"num_key_value_heads": None}, Ledger())["kv_heads"] == LLAMA["num_attention_heads"]
 
 

@@ -106,8 +106,8 @@ def test_unusual_values_are_not_yet_forecast(change: dict[str, Any], words: str)
         ({"model_type": "mistral", "sliding_window": "wide"}, "sliding_window is 'wide', but must be a number"),
         ({"tie_word_embeddings": "perhaps"}, "tie_word_embeddings is 'perhaps', but must be true or false"),
         ({"layer_types": "full_attention"}, "layer_types is 'full_attention', but must be a list"),
-        ({"no_rope_layers": {"0": 1}}, "no_rope_layers is {'0': 1}, but must be a list"),
-        ({"num_hidden_layers": 32.5}, "layers is 32.5, but must be a whole number"),
+        ({"no_rope_layers": {"0": 1}}, 'no_rope_layers is {"0": 1}, but must be a list'),
+        ({"num_hidden_layers": 32.5}, "num_hidden_layers is 32.5, but must be a whole number"),
     ],
 )
 def test_a_value_of_another_kind_is_one_problem(change: dict[str, Any], words: str) -> None:
