@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 from plan.importers import deepspeed_keys as keys
 from plan.importers import partitioned
-from plan.importers.deepspeed_account import account
+from plan.importers.deepspeed_account import account, in_range
 from plan.importers.deepspeed_batch import Batch, solve
 from plan.importers.deepspeed_zero import zero_section
-from plan.importers.ledger import Ledger
+from plan.importers.ledger import Ledger, shown
 from plan.importers.relaxed import read_json
 
 Semantics = Literal["current", "before-2026"]
@@ -60,7 +60,7 @@ def read(text: str, where: str) -> dict[str, Any]:
 
 def translate(config: Mapping[str, Any], setting: Setting, ledger: Ledger) -> dict[str, Any]:
     """Parts of a run: {"plan": ..., "optimizer": ...}. Problems and warnings go to the ledger."""
-    clean = _resolve_auto(_known(config, "", ledger), ledger)
+    clean = in_range(_resolve_auto(_known(config, "", ledger), ledger), ledger)
     plan: dict[str, Any] = {"implementation": "deepspeed"}
     plan |= _batch(clean, setting, ledger)
     plan |= _precision(clean, setting, ledger)
@@ -94,7 +94,7 @@ def _known(config: Mapping[str, Any], section: str, ledger: Ledger) -> dict[str,
             and not (path == "zero_optimization" and isinstance(value, bool))
         ):
             if value is not None:
-                ledger.problem(f'{path} is {value!r}, but must be an object such as {{"{_first(path)}": ...}}')
+                ledger.problem(f'{path} is {shown(value)}, but must be an object such as {{"{_first(path)}": ...}}')
             continue
         if known is not None and key not in known:
             ledger.unknown(key, known, "DeepSpeed key", inside=section)
@@ -138,11 +138,12 @@ def _resolve_auto(config: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
 
 def _batch(config: dict[str, Any], setting: Setting, ledger: Ledger) -> dict[str, Any]:
     def whole(key: str) -> int | None:
-        return ledger.integer(config[key], key) if key in config else None
+        return ledger.integer(config[key], key, least=1) if key in config else None
 
-    given = Batch(
-        whole("train_batch_size"), whole("train_micro_batch_size_per_gpu"), whole("gradient_accumulation_steps")
-    )
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    given = Batch(*map(whole, names))
+    if any(key in config and whole(key) is None for key in names):
+        return {}  # what would follow from the others is not what was meant
     for key, value, flag, other in (
         ("train_batch_size", given.train, "--global-batch-size", setting.train),
         ("train_micro_batch_size_per_gpu", given.micro, "--micro-batch-size", setting.micro),
@@ -252,12 +253,12 @@ def _optimizer(config: dict[str, Any], plan: dict[str, Any], ledger: Ledger) -> 
         elif kind.lower() not in ("adam", "adamw"):
             ledger.not_yet(f"the optimizer {kind}", "AdamW")
         found |= {
-            name: ledger.number(values[key], f"optimizer.params.{key}")
+            name: ledger.number(values[key], f"optimizer.params.{key}", above=0 if key == "eps" else None)
             for name, key in (("lr", "lr"), ("eps", "eps"), ("weight_decay", "weight_decay"))
             if key in values
         }
         if isinstance(values.get("betas"), list):
-            found["betas"] = [ledger.number(beta, "optimizer.params.betas") for beta in values["betas"]]
+            found["betas"] = [ledger.number(beta, "optimizer.params.betas", least=0) for beta in values["betas"]]
     return found | _schedule(config.get("scheduler"), ledger)
 
 

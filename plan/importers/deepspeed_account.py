@@ -1,4 +1,5 @@
-"""The rest of a DeepSpeed configuration: keys that were not translated, each spoken of once.
+"""What every key of a DeepSpeed configuration owes: a value in range, and to be spoken of once, also when it is not
+translated.
 
 A key ends here as without effect, as known but left out of the forecast, or as not yet forecast.
 """
@@ -8,6 +9,19 @@ from typing import Any
 
 from plan.importers import deepspeed_keys as keys
 from plan.importers.ledger import Ledger
+
+
+def in_range(config: Mapping[str, Any], ledger: Ledger, inside: str = "") -> dict[str, Any]:
+    """The configuration without the numbers below their least value, each of them a problem under its own key."""
+    kept: dict[str, Any] = {}
+    for key, value in config.items():
+        path = f"{inside}{key}"
+        least = keys.LEAST.get(path)
+        if isinstance(value, Mapping):
+            kept[key] = in_range(value, ledger, f"{path}.")
+        elif least is None or value is None or ledger.number(value, path, least) is not None:
+            kept[key] = value
+    return kept
 
 
 def account(config: Mapping[str, Any], ledger: Ledger) -> None:

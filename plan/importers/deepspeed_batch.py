@@ -24,10 +24,10 @@ def solve(given: Batch, ranks: int | None, where: str, ledger: Ledger) -> Batch:
     comes from.
     """
     train, micro, steps = given.train, given.micro, given.accumulation
-    if any(value is not None and value < 1 for value in (train, micro, steps)):
-        ledger.problem(
-            f"batch sizes must be at least 1: train_batch_size {train}, micro batch {micro}, accumulation {steps}"
-        )
+    named = {"train_batch_size": train, "micro batch": micro, "accumulation": steps}
+    wrong = [f"{name} {value}" for name, value in named.items() if value is not None and value < 1]
+    if wrong:
+        ledger.problem(f"batch sizes must be at least 1: {', '.join(wrong)}")
         return given
     if train is None and micro is None:
         return given

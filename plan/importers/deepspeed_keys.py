@@ -65,6 +65,27 @@ RENAMED: dict[str, tuple[str, object]] = {
 }
 """Old name → new name, and the value that `true` stands for."""
 
+LEAST = {
+    **dict.fromkeys(
+        """zero_optimization.stage3_prefetch_bucket_size zero_optimization.stage3_param_persistence_threshold
+        zero_optimization.stage3_model_persistence_threshold zero_optimization.stage3_max_live_parameters
+        zero_optimization.stage3_max_reuse_distance zero_optimization.stage3_module_granularity_threshold
+        zero_optimization.zero_hpz_partition_size zero_optimization.offload_optimizer.buffer_count
+        zero_optimization.offload_param.buffer_count zero_optimization.offload_param.buffer_size
+        zero_optimization.offload_param.max_in_cpu fp16.initial_scale_power fp16.loss_scale_window fp16.hysteresis
+        fp16.loss_scale fp16.min_loss_scale gradient_clipping scheduler.params.warmup_num_steps
+        scheduler.params.warmup_max_lr optimizer.params.lr optimizer.params.weight_decay""".split(),
+        0,
+    ),
+    **dict.fromkeys(
+        """zero_optimization.reduce_bucket_size zero_optimization.allgather_bucket_size
+        zero_optimization.sub_group_size scheduler.params.total_num_steps""".split(),
+        1,
+    ),
+}
+"""The least value of every key that holds a size, a number of steps or a rate (DeepSpeed's own bounds, but a bucket
+must hold something)."""
+
 OBJECTS = frozenset(
     """zero_optimization zero_optimization.offload_optimizer zero_optimization.offload_param fp16 bf16 optimizer
     optimizer.params scheduler scheduler.params activation_checkpointing data_types""".split()
@@ -77,6 +98,7 @@ OPENED = OBJECTS
 READ = frozenset(
     """train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping zero_optimization
     zero_optimization.stage zero_optimization.reduce_bucket_size zero_optimization.overlap_comm
+    zero_optimization.use_multi_rank_bucket_allreduce
     zero_optimization.stage3_prefetch_bucket_size zero_optimization.stage3_param_persistence_threshold
     zero_optimization.stage3_max_live_parameters zero_optimization.zero_hpz_partition_size
     zero_optimization.zero_quantized_weights zero_optimization.zero_quantized_gradients
@@ -95,7 +117,7 @@ UNMODELLED = frozenset(
     """sparse_gradients data_efficiency curriculum_learning compile graph_harvesting communication_data_type
     gradient_allreduce_op seq_parallel_communication_data_type fp32_allreduce pipeline
     zero_optimization.contiguous_gradients zero_optimization.reduce_scatter
-    zero_optimization.use_multi_rank_bucket_allreduce zero_optimization.allgather_partitions
+    zero_optimization.allgather_partitions
     zero_optimization.allgather_bucket_size zero_optimization.stage3_model_persistence_threshold
     zero_optimization.stage3_max_reuse_distance zero_optimization.sub_group_size
     zero_optimization.stage3_module_granularity_threshold zero_optimization.stage3_use_all_reduce_for_fetch_params

@@ -3,7 +3,7 @@
 from typing import Any
 
 from plan.importers import deepspeed_keys as keys
-from plan.importers.ledger import Ledger
+from plan.importers.ledger import Ledger, shown
 
 BYTES_OF_FP32 = 4
 
@@ -26,7 +26,7 @@ def zero_section(config: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
     stage = _stage(section.get("stage", 0), ledger)
     for key, off in keys.ZERO_NOT_FORECAST.items():
         if key in section and section[key] not in off:
-            ledger.not_yet(f"zero_optimization.{key} {section[key]}", f"{key} {off[0]}")
+            ledger.not_yet(f"zero_optimization.{key} {shown(section[key])}", f"{key} {shown(off[0])}")
     found: dict[str, Any] = {"zero_stage": stage}
     sizes = {
         "prefetch": "stage3_prefetch_bucket_size",
@@ -52,19 +52,47 @@ def zero_section(config: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
         if key == "reduce_bucket_size" and elements is not None:
             communication["bucket_mb"] = elements * BYTES_OF_FP32 / 1e6
     found["communication"] = communication
+    _reduction(section, stage, ledger)
     return found | _offload(section, stage, ledger)
+
+
+def _reduction(section: dict[str, Any], stage: int, ledger: Ledger) -> None:
+    """`use_multi_rank_bucket_allreduce`: all ranks get the sum of a bucket, or the one rank that keeps it
+    (stage_1_and_2.py, `average_tensor`)."""
+    key = "zero_optimization.use_multi_rank_bucket_allreduce"
+    value = section.get("use_multi_rank_bucket_allreduce")
+    if value is None or ledger.boolean(value, key) is not False:
+        return
+    if stage not in (1, 2):
+        ledger.note(f"{key} false has no effect at stage {stage}")
+        return
+    ledger.warn(
+        f"{key} false reduces every gradient to the one rank that keeps it, Ψ elements a rank, where the all-reduce"
+        " that is forecast moves 2Ψ: gradient communication is forecast up to twice too slow; --set"
+        " plan.implementation=windtunnel forecasts Ψ, as a reduce-scatter"
+    )
+
+
+def _ratio(value: object, ledger: Ledger) -> float | None:
+    where = "zero_optimization.offload_optimizer.ratio"
+    ratio = ledger.number(value, where, least=0)
+    if ratio is not None and ratio > 1:
+        ledger.problem(f"{where} is {ratio:g}; it must be at most 1")
+        return None
+    return ratio
 
 
 def _offload(section: dict[str, Any], stage: int, ledger: Ledger) -> dict[str, Any]:
     found: dict[str, Any] = {}
     optimizer, parameters = section.get("offload_optimizer") or {}, section.get("offload_param") or {}
+    ratio = _ratio(optimizer["ratio"], ledger) if "ratio" in optimizer else None
     device = optimizer.get("device", "cpu" if optimizer else "none")
     if device != "none" and stage == 0:
         ledger.warn("offload_optimizer has no effect at stage 0; ZeRO must be on")
     elif device != "none":
         found["optimizer"] = device
-        if "ratio" in optimizer:
-            found["fraction"] = ledger.number(optimizer["ratio"], "offload_optimizer.ratio")
+        if ratio is not None:
+            found["fraction"] = ratio
     device = parameters.get("device", "cpu" if parameters else "none")
     if device != "none" and stage < 3:
         ledger.warn(f"offload_param {device} has no effect at stage {stage}: parameters are offloaded at stage 3 only")

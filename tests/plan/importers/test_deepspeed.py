@@ -206,7 +206,51 @@ def beside(folder: Path, text: dict[str, Any], flags: str) -> Any:
 
 def test_a_batch_of_zero_is_no_missing_batch(tmp_path: Path) -> None:
     result = imported(tmp_path, '{"train_batch_size": 0}', "ds.json", nodes=1, model="gpt2-124m")
-    assert any("batch sizes must be at least 1: train_batch_size 0" in problem for problem in result.problems)
+    assert result.problems == ("train_batch_size is 0; it must be at least 1",)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_size_below_its_least_is_named_by_its_own_key(tmp_path: Path, stage: int) -> None:
+    """At every stage, all of them at once, and nothing of a key that the file does not have."""
+    zero = {
+        "stage": stage,
+        "reduce_bucket_size": -5,
+        "stage3_prefetch_bucket_size": "-3",
+        "stage3_max_live_parameters": -1,
+        "offload_optimizer": {"device": "none", "ratio": 2, "buffer_count": -4},
+    }
+    values = {"train_batch_size": 8, "gradient_accumulation_steps": -1, "gradient_clipping": -1}
+    params = {"type": "AdamW", "params": {"lr": -1e-4, "eps": 0}}
+    (tmp_path / "ds.json").write_text(json.dumps(values | {"zero_optimization": zero, "optimizer": params}))
+    with pytest.raises(InputError) as caught:
+        import_file(tmp_path / "ds.json", cluster="dgx-a100-80gb", nodes=1, model="gpt2-124m")
+    assert sorted(caught.value.problems) == [
+        "gradient_accumulation_steps is -1; it must be at least 1",
+        "gradient_clipping is -1; it must be at least 0",
+        "optimizer.params.eps is 0; it must be above 0",
+        "optimizer.params.lr is -0.0001; it must be at least 0",
+        "zero_optimization.offload_optimizer.buffer_count is -4; it must be at least 0",
+        "zero_optimization.offload_optimizer.ratio is 2; it must be at most 1",
+        "zero_optimization.reduce_bucket_size is -5; it must be at least 1",
+        "zero_optimization.stage3_max_live_parameters is -1; it must be at least 0",
+        "zero_optimization.stage3_prefetch_bucket_size is -3; it must be at least 0",
+    ]
+
+
+def test_only_the_batch_sizes_given_are_named() -> None:
+    """No `None` in a sentence."""
+    ledger = Ledger()
+    solve(Batch(8, 0, None), 8, "8 GPUs", ledger)
+    assert ledger.problems == ["batch sizes must be at least 1: micro batch 0"]
+
+
+@pytest.mark.parametrize(("stage", "words"), [(2, "moves 2Ψ"), (3, "has no effect at stage 3")])
+def test_a_reduction_to_one_rank_is_spoken_of(tmp_path: Path, stage: int, words: str) -> None:
+    """What it changes and which implementation has it; nothing where it is left at its default."""
+    key = "use_multi_rank_bucket_allreduce"
+    zero = {"stage": stage, key: False}
+    assert said(config(tmp_path, {"train_batch_size": 64, "zero_optimization": zero}), f"{key} false", words)
+    assert not said(config(tmp_path, {"train_batch_size": 64, "zero_optimization": zero | {key: True}}), key)
 
 
 def test_a_byte_order_mark_is_no_content() -> None:
