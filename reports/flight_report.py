@@ -10,7 +10,7 @@ from plan.errors import InputError
 from plan.flops import CONVENTIONS, Convention, hardware_flops_per_step, model_flops_per_step
 from plan.program import StepProgram
 from plan.run import Run
-from reports import coverage, tiles
+from reports import card, coverage, tiles
 from reports.forecast import (
     NOT_MODELLED,
     Forecast,
@@ -84,7 +84,7 @@ def report(
 
 
 def _unpriced(run: Run, program: StepProgram, profile: Profile) -> tuple[str, ...]:
-    return (*coverage.warnings(program, profile), *tiles.warnings(run))
+    return (*card.warnings(run, profile), *coverage.warnings(program, profile), *tiles.warnings(run))
 
 
 def _doubts(run: Run, profile: Profile, memory: Memory, hardware_tflops: float, peak: float | None) -> list[str]:
