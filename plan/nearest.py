@@ -1,5 +1,7 @@
-"""The nearest legal value, for error messages: a misspelt key, a degree that does not divide."""
+"""Parts of error messages: the nearest legal value to a misspelt key or a degree that does not divide, and a value as
+its file spells it."""
 
+import json
 from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 from math import gcd, isqrt
@@ -17,6 +19,13 @@ def did_you_mean(given: str, known: Sequence[str]) -> str:
     """The end of a sentence about an unknown name: the nearest one, or all of them."""
     near = nearest_name(given, known)
     return f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+
+
+def shown(value: object) -> str:
+    """A value as a file spells it: true, null, 1024, 'wide', {"a": 1}."""
+    if value is None or isinstance(value, bool | list | dict):
+        return json.dumps(value, default=str)
+    return repr(value)
 
 
 def divisors(*numbers: int) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 
-from plan.nearest import did_you_mean, nearest_name
+from plan.nearest import did_you_mean, nearest_name, shown
 from plan.schema import Spec
 
 S = TypeVar("S", bound=Spec)
@@ -54,7 +54,7 @@ def read_section(spec: type[S], raw: object, where: str) -> tuple[S | None, list
         raw = {}
     if not isinstance(raw, Mapping):
         return None, [
-            f"{where} is {raw!r}; it must be a mapping with keys such as {', '.join(list(spec.model_fields)[:4])}"
+            f"{where} is {shown(raw)}; it must be a mapping with keys such as {', '.join(list(spec.model_fields)[:4])}"
         ]
     corrected, problems = correct_keys(spec, raw, where)
     try:
@@ -69,7 +69,13 @@ def _sentences(error: ValidationError, where: str, raw: Mapping[str, Any]) -> li
     for detail in error.errors(include_url=False):
         path = [str(part) for part in detail["loc"] if _is_key(part, raw, detail["loc"])]
         by_path.setdefault(".".join([where, *path]), []).append(detail)
-    return [_sentence(path, details) for path, details in by_path.items()]
+    return [_sentence(path, details) for path, details in by_path.items() if not _other_branch(path, details, by_path)]
+
+
+def _other_branch(path: str, details: list[Any], by_path: Mapping[str, list[Any]]) -> bool:
+    """Whether these complain that a mapping or a list is no word, where its own inside is what is wrong."""
+    inside = any(other.startswith(f"{path}.") for other in by_path)
+    return inside and all(isinstance(detail["input"], Mapping | list) for detail in details)
 
 
 def _is_key(part: object, raw: Mapping[str, Any], loc: tuple[Any, ...]) -> bool:
@@ -104,11 +110,15 @@ def _sentence(path: str, details: list[Any]) -> str:
         options = allowed[0].replace(" or ", ", ").replace("'", "").split(", ")
         near = nearest_name(str(given), options)
         hint = f"; the nearest is {near!r}" if near else ""
-        return f"{path} is {given!r}; it must be one of {', '.join(options)}{OTHER_FORMS.get(path, '')}{hint}"
+        return f"{path} is {shown(given)}; it must be one of {', '.join(options)}{OTHER_FORMS.get(path, '')}{hint}"
     if kind in BOUNDS:
         bound, sentence = BOUNDS[kind]
-        return f"{path} is {given!r}; it must be {sentence.format(detail['ctx'][bound])}"
+        return f"{path} is {shown(given)}; it must be {sentence.format(detail['ctx'][bound])}"
     if kind.startswith("bool"):
-        return f"{path} is {given!r}; it must be true or false"
+        return f"{path} is {shown(given)}; it must be true or false"
     message = str(detail["msg"]).removeprefix("Value error, ")
-    return f"{path}: {message}" if kind == "value_error" else f"{path} is {given!r}: {message[0].lower()}{message[1:]}"
+    return (
+        f"{path}: {message}"
+        if kind == "value_error"
+        else f"{path} is {shown(given)}: {message[0].lower()}{message[1:]}"
+    )

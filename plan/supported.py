@@ -14,12 +14,12 @@ from plan.run import Run
 @dataclass(frozen=True, slots=True)
 class Feature:
     """One key of the language: how to read it from a run, the values supported, and what to use instead of the
-    others."""
+    others: the same for every run, or what this one lacks."""
 
     key: str
     value: Callable[[Run], object]
     supported: tuple[object, ...]
-    instead: str
+    instead: str | Callable[[Run], str]
 
 
 def _implementation(run: Run) -> object:
@@ -54,7 +54,7 @@ FEATURES: tuple[Feature, ...] = (
         "plan.zero.reshard",
         lambda run: _gathers(run).reshard,
         (True,),
-        "zero_stage: 2, which keeps the weights from forward to backward and for all micro-batches",
+        lambda run: _kept_weights(run.plan),
     ),
     Feature(
         "plan.context_parallel",
@@ -88,7 +88,7 @@ FEATURES: tuple[Feature, ...] = (
         "plan.offload.parameters",
         lambda run: _parameters_offloaded(run.plan),
         ("none", "cpu"),
-        "offload: {optimizer: cpu, parameters: cpu} with zero_stage: 3 and data_parallel: 2 or more",
+        lambda run: _parameters_instead(run.plan),
     ),
     Feature("plan.offload.activations", lambda run: run.plan.offload.activations, ("none",), "recompute: full"),
     Feature("plan.hybrid", lambda run: run.plan.hybrid, ("none",), "hybrid: none with sequence_parallel: true"),
@@ -138,6 +138,25 @@ def _parameters_offloaded(plan: Plan) -> str:
     return device
 
 
+def _parameters_instead(plan: Plan) -> str:
+    """What a plan lacks to keep its parameters on the host."""
+    lacks = {
+        "implementation: windtunnel": plan.implementation != "windtunnel",
+        "offload.optimizer: cpu": plan.offload.optimizer != "cpu",
+        "offload.parameters: cpu": plan.offload.parameters != "cpu",
+        "zero_stage: 3": plan.zero_stage != 3,
+        "data_parallel: 2 or more": plan.data_parallel == 1,
+    }
+    return f"the same with {', '.join(key for key, lacking in lacks.items() if lacking)}"
+
+
+def _kept_weights(plan: Plan) -> str:
+    """The stage that keeps weights gathered, of those that a pipeline admits."""
+    if plan.pipeline_parallel > 1:
+        return "zero_stage: 1, the highest that a pipeline admits, which keeps the weights whole"
+    return "zero_stage: 2, which keeps the weights from forward to backward and for all micro-batches"
+
+
 def _gradient_dtype(plan: Plan) -> str:
     """Main gradients are wide, or of the type the products compute in."""
     if plan.gradient_dtype in ("fp64", "fp32", plan.precision):
@@ -148,10 +167,14 @@ def _gradient_dtype(plan: Plan) -> str:
 def problems(run: Run) -> list[str]:
     """A sentence for each feature the run uses that is not supported."""
     return [
-        f"{feature.key} {_text(feature.value(run))} is not yet forecast; nearest supported: {feature.instead}"
+        f"{feature.key} {_text(feature.value(run))} is not yet forecast; nearest supported: {_instead(feature, run)}"
         for feature in FEATURES
         if feature.value(run) not in feature.supported
     ]
+
+
+def _instead(feature: Feature, run: Run) -> str:
+    return feature.instead if isinstance(feature.instead, str) else feature.instead(run)
 
 
 def _text(value: object) -> str:

@@ -16,8 +16,9 @@ from plan.importers import partitioned
 from plan.importers.deepspeed_account import account, in_range
 from plan.importers.deepspeed_batch import Batch, solve
 from plan.importers.deepspeed_zero import zero_section
-from plan.importers.ledger import Ledger, shown
+from plan.importers.ledger import Ledger
 from plan.importers.relaxed import read_json
+from plan.nearest import shown
 
 Semantics = Literal["current", "before-2026"]
 CLIPPING: dict[str, float] = {"current": 1.0, "before-2026": 0.0}

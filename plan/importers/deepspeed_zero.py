@@ -3,7 +3,8 @@
 from typing import Any
 
 from plan.importers import deepspeed_keys as keys
-from plan.importers.ledger import Ledger, shown
+from plan.importers.ledger import Ledger
+from plan.nearest import shown
 
 BYTES_OF_FP32 = 4
 

@@ -17,8 +17,9 @@ from plan.files import text_of
 from plan.importers import huggingface_keys as keys
 from plan.importers.huggingface_rope import rope
 from plan.importers.huggingface_values import ALIASES, first, flag, list_of, name_of, rate, whole
-from plan.importers.ledger import Ledger, shown
+from plan.importers.ledger import Ledger
 from plan.importers.relaxed import read_json
+from plan.nearest import shown
 
 LANGUAGE_PARTS = ("text_config", "llm_config", "language_config", "language_model")
 GATED = frozenset(

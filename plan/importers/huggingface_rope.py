@@ -6,7 +6,8 @@ are refused.
 from collections.abc import Mapping
 from typing import Any
 
-from plan.importers.ledger import Ledger, shown
+from plan.importers.ledger import Ledger
+from plan.nearest import shown
 
 ROPE = frozenset(
     """rope_theta rope_type type factor low_freq_factor high_freq_factor original_max_position_embeddings

@@ -7,7 +7,8 @@ the name that the file uses.
 from collections.abc import Mapping
 from typing import Any
 
-from plan.importers.ledger import Ledger, shown
+from plan.importers.ledger import Ledger
+from plan.nearest import shown
 
 ALIASES = {
     "hidden": ("hidden_size", "n_embd", "n_embed", "d_model"),

@@ -9,13 +9,12 @@ sentences; `refuse()` raises the problems together as one `InputError`.
     ledger.unknown("gradient_clipp1ng", KNOWN_KEYS, "DeepSpeed key")
 """
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from plan import numbers
 from plan.errors import InputError, NotYetForecast
-from plan.nearest import nearest_name
+from plan.nearest import nearest_name, shown
 
 TRUE_WORDS = frozenset({"true", "yes", "on", "1"})
 FALSE_WORDS = frozenset({"false", "no", "off", "0"})
@@ -119,11 +118,6 @@ class Ledger:
             return False
         self.problem(f"{where} is {shown(value)}, but must be true or false")
         return None
-
-
-def shown(value: object) -> str:
-    """A value as its file spells it, for a sentence: true, null, 1024, '1024'."""
-    return json.dumps(value) if value is None or isinstance(value, bool | list | dict) else repr(value)
 
 
 def as_number(value: object) -> int | float | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from plan.importers import deepspeed, deepspeed_keys
 from plan.importers.ledger import Ledger
+from plan.nearest import shown
 
 READ = frozenset(
     """pipe_parallel_size model_parallel_size num_layers hidden_size num_attention_heads num_kv_heads seq_length
@@ -73,7 +74,7 @@ def _one_spelling(config: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     for key, value in config.items():
         name = str(key).replace("-", "_")
         if name in keys and keys[name] != value:
-            ledger.problem(f"the key {name} stands twice, with {keys[name]!r} and {value!r}; keep one")
+            ledger.problem(f"the key {name} stands twice, with {shown(keys[name])} and {shown(value)}; keep one")
         keys[name] = value
     return keys
 

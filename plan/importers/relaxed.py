@@ -9,6 +9,7 @@ import re
 from typing import Any
 
 from plan.errors import InputError
+from plan.nearest import shown
 
 PIECES = re.compile(
     r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/|#[^\n]*|[A-Za-z_$][\w$]*|[-+]?\d[\d_.]*(?:[eE][-+]?\d+)?|\s+|.', re.DOTALL
@@ -69,7 +70,9 @@ def _unique(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result and result[key] != value:
-            raise InputError(f"{where}: the key {key!r} stands twice, with {result[key]!r} and {value!r}; keep one")
+            raise InputError(
+                f"{where}: the key {key!r} stands twice, with {shown(result[key])} and {shown(value)}; keep one"
+            )
         result[key] = value
     return result
 

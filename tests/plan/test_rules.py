@@ -216,3 +216,34 @@ def test_absurdly_large_numbers_are_answered_at_once() -> None:
     assert len(problems_of({"model": {"layers": 10**12}, "plan": plan})) == 5
     (problem,) = problems_of({"plan": {"global_batch_size": 10**30}})
     assert "at most 1000000000000" in problem
+
+
+def test_the_nearest_plan_is_not_the_one_given() -> None:
+    """ZeRO-3 with both offloads lacks our trainer alone."""
+    offload = {"optimizer": "cpu", "parameters": "cpu"}
+    found = problems_of({"plan": {"implementation": "deepspeed", "zero_stage": 3, "offload": offload}})
+    (parameters,) = (text for text in found if text.startswith("plan.offload.parameters"))
+    assert parameters.endswith("nearest supported: the same with implementation: windtunnel")
+    found = problems_of({"plan": {"zero_stage": 3, "offload": {"parameters": "cpu"}}})
+    assert found[0].endswith("nearest supported: the same with offload.optimizer: cpu")
+
+
+def test_the_nearest_plan_is_not_one_that_a_rule_has_ruled_out() -> None:
+    """A pipeline admits ZeRO-1 at most."""
+    plan = {"zero_stage": 3, "zero": {"reshard": False}}
+    assert "nearest supported: zero_stage: 2" in problems_of({"plan": plan})[0]
+    ruled_out, reshard = problems_of({"plan": {**plan, "pipeline_parallel": 2}})
+    assert ruled_out.startswith("zero_stage 3 with pipeline_parallel 2")
+    assert "nearest supported: zero_stage: 1" in reshard
+
+
+def test_what_is_wrong_inside_a_mapping_is_said_of_the_inside() -> None:
+    """Not that the mapping is no word; and values stand as YAML spells them."""
+    scaling = {"kind": "linear", "factor": -2}
+    assert problems_of({"model": {"rope": {"scaling": scaling}}}) == (
+        "model.rope.scaling.factor is -2; it must be above 0",
+    )
+    assert problems_of({"plan": {"recompute": {"layers": True}, "precision": False}}) == (
+        "plan.recompute.layers: true is not a number",
+        "plan.precision is false; it must be one of fp64, fp32, fp16, bf16, fp8",
+    )
