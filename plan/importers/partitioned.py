@@ -1,8 +1,9 @@
 """Engines that partition gradients or parameters, as the forecast knows them: in the granularity of our own ZeRO-2
 and ZeRO-3.
 
-What is partitioned, when it is gathered and reduced, and what crosses to the host are the same; how far ahead and in
-what portions differs. One warning says how, and keys that only shape those portions are taken out.
+What is partitioned, when it is gathered and reduced, and what crosses to the host are the same (DeepSpeed's ZeRO-2
+all-reduces, and so does its forecast, `plan.deepspeed`); how far ahead and in what portions differs. One warning says
+how, and keys that only shape those portions are taken out.
 """
 
 from collections.abc import Mapping
@@ -42,6 +43,10 @@ def deepspeed(plan: dict[str, Any], section: object, ledger: Ledger) -> None:
         said.append(
             "gradients cross to the host once a step in their own type, where DeepSpeed adds micro-batches up there"
             " and widens to fp32"
+        )
+    else:
+        said.insert(
+            0, "gradients are all-reduced in every micro-batch and each rank keeps its share, as DeepSpeed does"
         )
     engine = "as implementation windtunnel" if stage == 3 else "with our trainer's granularity"
     ledger.warn(f"DeepSpeed's ZeRO-{stage} is forecast {engine}: {'; '.join(said)}{LAYERS}")

@@ -40,6 +40,7 @@ def test_005_the_shape_is_not_six_billion(tmp_path: Path) -> None:
     assert plan["communication"] == {"overlap": True}
     assert (plan["implementation"], plan["attention"]) == ("deepspeed", "unfused")
     assert said(result, "ZeRO-2 is forecast with our trainer's granularity", "not reduce_bucket_size 5e+07 elements")
+    assert said(result, "gradients are all-reduced in every micro-batch")
 
 
 def test_060_batch_64_is_not_4_times_8_times_1(tmp_path: Path) -> None:

@@ -204,6 +204,14 @@ def test_loss_chunks_keep_one_chunk_of_logits_alive(tiny: Tiny) -> None:
     assert sum(c.count for c in fused.body if c.op == "gemm") == 3 * 4
 
 
+def test_the_header_says_how_gradients_are_reduced_as_the_instructions_do_it(tiny: Tiny) -> None:
+    for implementation, kind, said in (("windtunnel", "RS", "reduce-scattered"), ("deepspeed", "AR", "all-reduced")):
+        program = compiled(tiny, implementation=implementation, data_parallel=2, zero_stage=2)
+        kinds = {i.kind for b in program.classes[0].blocks for i in b.instructions if i.piece == "gradients" and i.comm}
+        assert (kinds, program.rules["gradients"].split()[0].strip(",")) == ({kind}, said)
+        assert ("weights" in program.rules) == (implementation == "deepspeed")
+
+
 def test_the_header_says_how_the_implementation_talks_to_neighbours(tiny: Tiny) -> None:
     ours = compiled(tiny, pipeline_parallel=2)
     theirs = compiled(tiny, implementation="megatron", pipeline_parallel=2, attention="flash")
