@@ -10,7 +10,7 @@ from plan.errors import InputError
 from plan.flops import CONVENTIONS, Convention, hardware_flops_per_step, model_flops_per_step
 from plan.program import StepProgram
 from plan.run import Run
-from reports import card, coverage, tiles
+from reports import card, coverage, rounded, tiles
 from reports.forecast import (
     NOT_MODELLED,
     Forecast,
@@ -74,7 +74,7 @@ def report(
         time=TimeShares(**flight.breakdown),
         cost=cost_of(step, steps, gpus, run.price_per_gpu_hour),
         warnings=(*warnings, *_doubts(run, priced, memory, hardware_tflops, peak), *_unpriced(run, program, priced)),
-        notes=tuple(notes),
+        notes=(*notes, *rounded.notes(run, program)),
         not_modelled=(*NOT_MODELLED, *unread(run)),
         run=run.to_dict(),
         profile=profile.name,

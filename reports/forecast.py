@@ -137,7 +137,7 @@ class Forecast:
     warnings: tuple[str, ...]
     """What to look at: what the profile had to extrapolate or derive, and what an importer could not carry over."""
     notes: tuple[str, ...]
-    """How an importer translated the file."""
+    """How an importer translated the file, and what the plan asked for that came out in whole pieces."""
     not_modelled: tuple[str, ...]
     """What the forecast leaves out."""
     run: dict[str, Any]

@@ -132,3 +132,18 @@ def test_torch_is_not_imported(run_file: Call, tmp_path: Path) -> None:
     )
     done = python(code, "forecast", run_file(), "--profile", profile_file(tmp_path / "p.yaml"))
     assert done.stderr == "0 []\n"
+
+
+def test_the_share_offloaded_is_said_where_it_is_not_the_one_asked_for(forecast: Call) -> None:
+    """Whole buckets go to the host: here most is in one, unless they are made smaller."""
+
+    def share(note: str) -> float:
+        assert note.startswith("offload.fraction 0.1 is rounded up to whole buckets: ")
+        return float(note.partition("buckets: ")[2].partition("%")[0]) / 100
+
+    degrees = {"tensor_parallel": 1, "sequence_parallel": False, "data_parallel": 2}
+    plan = degrees | {"zero_stage": 1, "offload": {"optimizer": "cpu", "fraction": 0.1}}
+    (note,) = forecast("--json", plan=plan).json["notes"]
+    (nearer,) = forecast("--json", plan=plan | {"communication": {"bucket_mb": 0.02}}).json["notes"]
+    assert 0.1 < share(nearer) < 0.5 < share(note)
+    assert forecast("--json", plan=plan | {"offload": {"optimizer": "cpu"}}).json["notes"] == []
