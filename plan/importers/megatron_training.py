@@ -41,10 +41,11 @@ def _steps(a: Arguments, batch: int | None, sequence: int | None, ledger: Ledger
 
 
 def _tokens(a: Arguments, steps: int | None, batch: int | None, sequence: int | None) -> float | None:
+    """Tokens of the whole steps that run; of the samples asked for, where the batch is not known."""
+    if steps and batch and sequence:
+        return float(steps * batch * sequence)
     samples = a.integer("--train-samples")
-    if samples is not None and sequence:
-        return float(samples * sequence)
-    return float(steps * batch * sequence) if steps and batch and sequence else None
+    return float(samples * sequence) if samples is not None and sequence else None
 
 
 def _optimizer(a: Arguments, steps: int | None, batch: int | None, ledger: Ledger) -> dict[str, Any]:

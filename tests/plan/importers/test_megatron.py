@@ -281,9 +281,9 @@ def test_pragmas_set_what_flags_cannot_say(tmp_path: Path) -> None:
 
 
 def test_training_length_and_schedule(tmp_path: Path) -> None:
-    """Samples, warm-up fractions and budgets become steps and tokens."""
+    """Samples, warm-up fractions and budgets become whole steps and their tokens."""
     flags = (
-        "--global-batch-size 64 --train-samples 6400 --lr 1e-4 --min-lr 1e-5 --lr-decay-style cosine"
+        "--global-batch-size 64 --train-samples 6463 --lr 1e-4 --min-lr 1e-5 --lr-decay-style cosine"
         " --lr-warmup-fraction .1"
     )
     run = imported(tmp_path, script(flags), cluster=DGX).run_dict
