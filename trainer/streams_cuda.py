@@ -19,6 +19,7 @@ from trainer.status import Status
 from trainer.streams import Op, Stamp, StreamError
 
 POLL_S = 0.0002
+SPIN_S = 0.001  # first the host asks without a pause: with blocking launches it waits for kernels shorter than a sleep
 
 
 class CudaStreams:
@@ -93,11 +94,13 @@ class CudaStreams:
 
     def _wait(self, event: torch.cuda.Event, what: str) -> None:
         """Until `event` has happened, bounded."""
-        deadline = time.monotonic() + self.wait_s
+        begun = time.monotonic()
         while not event.query():
-            if time.monotonic() > deadline:
+            waited = time.monotonic() - begun
+            if waited > self.wait_s:
                 raise StreamError(f"rank {self.rank}: waited {self.wait_s:g} s for the device to finish {what}")
-            time.sleep(POLL_S)
+            if waited > SPIN_S:
+                time.sleep(POLL_S)
 
     def drain(self, counts: dict[str, int]) -> None:
         """The step's last instruction was waited for by the host and is ordered after every other."""
