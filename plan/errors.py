@@ -1,6 +1,7 @@
 """Everything that can go wrong with what a user gave us, as one tree.
 
     WindtunnelError                 the base: catch this to catch all of ours
+    ├── UnsoundProgram              a plan that the rules accept compiled to a program that must not fly  (exit 3)
     ├── Stopped                     somebody stopped the command (Ctrl-C, a scheduler)            (exit 128 + signal)
     └── InputError                  the input is wrong: file, key, number, or a plan no machine can run   (exit 2)
         └── NotYetForecast          the input is legal, but Windtunnel does not forecast it yet           (exit 2)
@@ -16,7 +17,8 @@ wants one answer:
 Each problem is a sentence that names the value given, the rule it breaks and the nearest value that would do. The
 command line prints `str(error)` and exits with `error.exit_code`; a user never sees a traceback for his own input.
 
-Exit codes: 0 success · 1 the answer is "no" (does not fit, regression found) · 2 the input is wrong.
+Exit codes: 0 success · 1 the answer is "no" (does not fit, regression found) · 2 the input is wrong ·
+3 a fault of Windtunnel itself.
 """
 
 from collections.abc import Iterable
@@ -24,12 +26,19 @@ from collections.abc import Iterable
 EXIT_OK = 0
 EXIT_NO = 1
 EXIT_INPUT = 2
+EXIT_FAULT = 3
 
 
 class WindtunnelError(Exception):
     """Base of every error Windtunnel raises on purpose. `exit_code` is what the command line exits with."""
 
     exit_code = EXIT_NO
+
+
+class UnsoundProgram(WindtunnelError):
+    """A proof refused the program compiled for a run that the rules accept: the compiler is wrong, not the run."""
+
+    exit_code = EXIT_FAULT
 
 
 class Stopped(WindtunnelError):

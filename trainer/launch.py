@@ -25,6 +25,7 @@ from plan.compile import compile_run, stage_of
 from plan.errors import InputError, Stopped, WindtunnelError
 from plan.program import StepProgram, expand, label
 from plan.run import Run
+from plan.sound import compile_proved
 from trainer.data import open_data
 from trainer.heartbeat import Silence, Watch, silent_s
 from trainer.log import plain
@@ -108,8 +109,10 @@ def _since_torch_2_13(config: type) -> dict[str, Any]:
 
 
 def prepare(run: Run, folder: Path) -> None:
-    """Check what can be checked before ranks start, and write the run's file where they read it."""
+    """Check what can be checked before ranks start, the program's soundness included, and write the run's file where
+    they read it."""
     check_trainable(run)
+    compile_proved(run)
     data = open_data(run)
     data.batch(0, tuple(range(min(4, run.plan.global_batch_size))))
     status = folder / "status"

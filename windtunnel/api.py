@@ -43,13 +43,10 @@ class Flown:
 
 
 def compile_run(run: Run) -> StepProgram:
-    """The step program of a run, proved sound. Raises InputError when a proof fails."""
-    from plan.compile import compile_run as compiled
-    from plan.prove import prove
+    """The step program of a run, proved sound. Raises UnsoundProgram, a fault of ours, when a proof fails."""
+    from plan.sound import compile_proved
 
-    program = compiled(run)
-    prove(program)
-    return program
+    return compile_proved(run)
 
 
 def fly(run: RunLike, overrides: Sequence[str] = (), *, profile: Any = None, unfold: bool = False) -> Flown:

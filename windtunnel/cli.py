@@ -18,7 +18,8 @@ HELP = """Forecast a large-model training run, execute the same run, and hold th
 
 RUN is a run file (YAML), or a Megatron launch script, DeepSpeed JSON or Hugging Face config.json, which need
 --cluster PRESET --nodes N (and --model PRESET when they name none). --set plan.tensor_parallel=4 overrides any key.
-Every command takes --json. Exit codes: 0 success; 1 the answer is "no"; 2 the input is wrong."""
+Every command takes --json. Exit codes: 0 success; 1 the answer is "no"; 2 the input is wrong;
+3 a fault of Windtunnel."""
 
 app = typer.Typer(
     name="windtunnel",

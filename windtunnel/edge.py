@@ -15,7 +15,8 @@ from typing import Any
 
 import typer
 
-EXIT_FAULT = 3
+from plan.errors import EXIT_FAULT, WindtunnelError
+
 Command = Callable[..., int | None]
 
 
@@ -34,11 +35,11 @@ def guarded(command: Command) -> Command:
 
 def outcome(action: Callable[[], int | None], as_json: bool) -> int:
     """Run `action` and turn what happens into an exit code and messages."""
-    from plan.errors import WindtunnelError
-
     try:
         return action() or 0
     except WindtunnelError as error:
+        if error.exit_code == EXIT_FAULT:
+            return _fault(error, as_json)
         problems = list(getattr(error, "problems", None) or [str(error)])
         report(problems, as_json)
         return error.exit_code

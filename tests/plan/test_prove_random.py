@@ -51,7 +51,7 @@ def _allowed(plan: dict[str, Any]) -> dict[str, Any]:
         plan["offload"] = {"optimizer": plan["offload"].get("optimizer", "none") if own and stage else "none"}
     if plan["tensor_parallel"] == 1:
         plan["sequence_parallel"] = False
-    if plan["tensor_parallel"] > 1 or plan["implementation"] != "windtunnel":
+    if plan["tensor_parallel"] > 1 or plan["implementation"] == "deepspeed":
         plan["loss_chunks"] = 1
     if plan["pipeline_parallel"] == 1:
         plan["virtual_pipeline"] = 1
@@ -83,7 +83,7 @@ quickly = settings(phases=(Phase.explicit, Phase.generate, Phase.shrink))
 chunked = st.fixed_dictionaries(
     {key: st.sampled_from(values) for key, values in DEGREES.items() if key not in ("schedule", "implementation")}
     | {
-        "implementation": st.just("windtunnel"),
+        "implementation": st.sampled_from(["windtunnel", "megatron"]),
         "tensor_parallel": st.just(1),
         "data_parallel": st.just(2),
         "zero_stage": st.sampled_from([1, 1, 2]),

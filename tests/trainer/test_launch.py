@@ -14,8 +14,9 @@ import pytest
 import yaml
 
 from plan.compile import compile_run
-from plan.errors import InputError
-from plan.program import expand
+from plan.edit import drop_wait, find
+from plan.errors import InputError, UnsoundProgram
+from plan.program import StepProgram, expand
 from plan.run import Run, load
 from plan.timeline import load as load_timeline
 from plan.timeline import merge
@@ -159,3 +160,15 @@ def _pid_of_rank(rank: int, folder: Path) -> int:
         except (OSError, ValueError):
             continue
     raise AssertionError(f"no process of rank {rank}")
+
+
+def test_nothing_starts_when_the_program_is_not_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(run: Run) -> StepProgram:
+        program = compile_run(run)
+        block, local = find(program, 0, lambda _, i: i.stream == "compute" and bool(i.waits))[0]
+        return drop_wait(program, 0, block, local)
+
+    monkeypatch.setattr("plan.sound.compile_run", wrong)
+    with pytest.raises(UnsoundProgram, match="race proof failed"):
+        launch(make_run(LLAMA, {"data_parallel": 2, "zero_stage": 1}), tmp_path)
+    assert not (tmp_path / "run.yaml").exists()

@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 import typer
 
+from plan.compile import compile_run
+from plan.edit import drop_wait, find
 from plan.errors import InputError
+from plan.program import StepProgram
+from plan.run import Run
+from tests.windtunnel.conftest import Called
 from windtunnel import __main__, cli, demo
 from windtunnel.commands import COMMANDS
 from windtunnel.edge import EXIT_FAULT, outcome
@@ -86,6 +91,23 @@ def test_every_problem_is_reported_and_exit_codes_come_from_the_error(capsys: py
 def test_a_fault_of_ours_is_one_line_and_another_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert outcome(lambda: 1 // 0, as_json=False) == EXIT_FAULT
     assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_a_program_that_no_proof_accepts_is_a_fault_of_ours(
+    wt: Callable[..., Called], run_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler with one wait left out: the rules accept the plan, the proof refuses the program."""
+
+    def wrong(run: Run) -> StepProgram:
+        program = compile_run(run)
+        block, local = find(program, 0, lambda _, i: i.stream == "compute" and bool(i.waits))[0]
+        return drop_wait(program, 0, block, local)
+
+    monkeypatch.setattr("plan.sound.compile_run", wrong)
+    called = wt("forecast", run_file())
+    assert called.code == EXIT_FAULT
+    assert called.err.startswith("error: a fault of Windtunnel itself, UnsoundProgram: the rules accept this plan, but")
+    assert "proof failed" in called.err
 
 
 def test_json_has_no_nan() -> None:
