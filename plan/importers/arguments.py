@@ -12,6 +12,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 
 from plan.importers import flags
+from plan.importers.flag_ranges import RANGES
 from plan.importers.ledger import Ledger
 from plan.importers.shell_expand import Expander
 
@@ -113,14 +114,16 @@ class Arguments:
         return self.expander.show(" ".join(self.given[flag])) if self.has(flag) else None
 
     def integer(self, flag: str, default: int | None = None) -> int | None:
-        """The value as a whole number."""
+        """The value as a whole number in the flag's range; None and a problem when it is none."""
         value = self.text(flag)
-        return default if value is None else self.ledger.integer(value, flag)
+        least = RANGES.get(flag, {}).get("least")
+        return default if value is None else self.ledger.integer(value, self.old.get(flag, flag), least)
 
     def number(self, flag: str, default: float | None = None) -> float | None:
-        """The value as a number."""
+        """The value as a number in the flag's range; None and a problem when it is none."""
         value = self.text(flag)
-        return default if value is None else self.ledger.number(value, flag)
+        bounds = RANGES.get(flag, {})
+        return default if value is None else self.ledger.number(value, self.old.get(flag, flag), **bounds)
 
     def finish(self) -> None:
         """Account for every flag that was not translated."""

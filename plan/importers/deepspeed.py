@@ -259,7 +259,9 @@ def _optimizer(config: dict[str, Any], plan: dict[str, Any], ledger: Ledger) -> 
             if key in values
         }
         if isinstance(values.get("betas"), list):
-            found["betas"] = [ledger.number(beta, "optimizer.params.betas", least=0) for beta in values["betas"]]
+            found["betas"] = [
+                ledger.number(beta, "optimizer.params.betas", least=0, below=1) for beta in values["betas"]
+            ]
     return found | _schedule(config.get("scheduler"), ledger)
 
 

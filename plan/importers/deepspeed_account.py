@@ -19,7 +19,7 @@ def in_range(config: Mapping[str, Any], ledger: Ledger, inside: str = "") -> dic
         least = keys.LEAST.get(path)
         if isinstance(value, Mapping):
             kept[key] = in_range(value, ledger, f"{path}.")
-        elif least is None or value is None or ledger.number(value, path, least) is not None:
+        elif least is None or value is None or ledger.number(value, path, least=least) is not None:
             kept[key] = value
     return kept
 

@@ -74,25 +74,16 @@ def _reduction(section: dict[str, Any], stage: int, ledger: Ledger) -> None:
     )
 
 
-def _ratio(value: object, ledger: Ledger) -> float | None:
-    where = "zero_optimization.offload_optimizer.ratio"
-    ratio = ledger.number(value, where, least=0)
-    if ratio is not None and ratio > 1:
-        ledger.problem(f"{where} is {ratio:g}; it must be at most 1")
-        return None
-    return ratio
-
-
 def _offload(section: dict[str, Any], stage: int, ledger: Ledger) -> dict[str, Any]:
     found: dict[str, Any] = {}
     optimizer, parameters = section.get("offload_optimizer") or {}, section.get("offload_param") or {}
-    ratio = _ratio(optimizer["ratio"], ledger) if "ratio" in optimizer else None
+    ratio = ledger.number(optimizer.get("ratio", 1), "zero_optimization.offload_optimizer.ratio", least=0, most=1)
     device = optimizer.get("device", "cpu" if optimizer else "none")
     if device != "none" and stage == 0:
         ledger.warn("offload_optimizer has no effect at stage 0; ZeRO must be on")
     elif device != "none":
         found["optimizer"] = device
-        if ratio is not None:
+        if "ratio" in optimizer:
             found["fraction"] = ratio
     device = parameters.get("device", "cpu" if parameters else "none")
     if device != "none" and stage < 3:

@@ -42,11 +42,7 @@ def whole(config: Mapping[str, Any], ours: str, ledger: Ledger) -> int | None:
 
 def rate(config: Mapping[str, Any], key: str, usual: float, ledger: Ledger) -> float | None:
     """A dropout rate: at least 0, below 1."""
-    found = ledger.number(config.get(key, usual), key, least=0)
-    if found is not None and found >= 1:
-        ledger.problem(f"{key} is {found:g}; it must be below 1")
-        return None
-    return found
+    return ledger.number(config.get(key, usual), key, least=0, below=1)
 
 
 def flag(config: Mapping[str, Any], key: str, usual: bool, ledger: Ledger) -> bool:

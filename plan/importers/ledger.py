@@ -82,7 +82,7 @@ class Ledger:
     def integer(self, value: object, where: str, least: int | None = None) -> int | None:
         """Read an integer of at least `least`; accepts 5e8, "5e8", 1_000_000 and 1e9 as a float. None and a problem
         otherwise."""
-        number = self.number(value, where, least)
+        number = self.number(value, where, least=least)
         if number is None:
             return None
         if isinstance(number, float) and not number.is_integer():
@@ -92,20 +92,29 @@ class Ledger:
         return int(number)
 
     def number(
-        self, value: object, where: str, least: float | None = None, above: float | None = None
+        self,
+        value: object,
+        where: str,
+        *,
+        least: float | None = None,
+        above: float | None = None,
+        most: float | None = None,
+        below: float | None = None,
     ) -> int | float | None:
-        """Read a finite number from a number or a string, of at least `least` and above `above`. None and a problem
-        otherwise."""
+        """Read a finite number from a number or a string, within the bounds given. None and a problem otherwise."""
         number = value if isinstance(value, int) and not isinstance(value, bool) else as_number(value)
         if number is None:
             self.problem(f"{where} is {shown(value)}, but must be a number")
-        elif least is not None and number < least:
-            self.problem(f"{where} is {value}; it must be at least {least:g}")
             return None
-        elif above is not None and number <= above:
-            self.problem(f"{where} is {value}; it must be above {above:g}")
-            return None
-        return number
+        broken = {
+            f"at least {least}": least is not None and number < least,
+            f"above {above}": above is not None and number <= above,
+            f"at most {most}": most is not None and number > most,
+            f"below {below}": below is not None and number >= below,
+        }
+        for rule in (rule for rule, is_broken in broken.items() if is_broken):
+            self.problem(f"{where} is {value}; it must be {rule}")
+        return None if any(broken.values()) else number
 
     def boolean(self, value: object, where: str) -> bool | None:
         """Read a boolean from true/false, yes/no, on/off, 1/0 in any case."""

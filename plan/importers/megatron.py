@@ -22,7 +22,7 @@ from plan.importers.launch_size import cluster_hints, size_statements
 from plan.importers.ledger import Ledger, set_path
 from plan.importers.megatron_deepspeed import lay_deepspeed
 from plan.importers.megatron_model import model_section
-from plan.importers.megatron_plan import plan_section
+from plan.importers.megatron_plan import model_parallel, plan_section
 from plan.importers.megatron_training import training_sections
 from plan.importers.script import Script
 from plan.importers.world import World, agree, cluster_section
@@ -168,18 +168,16 @@ def _explain_batch(a: Arguments, plan: Mapping[str, Any], world: World, ledger: 
     """
     micro, whole = _whole(plan.get("micro_batch_size")), _whole(plan.get("global_batch_size"))
     if micro is None:
-        ledger.problem(
-            "--micro-batch-size is missing; Megatron requires it (sequences of one forward pass of one data-parallel"
-            " rank)"
-        )
+        if "--micro-batch-size" not in a.given:
+            ledger.problem(
+                "--micro-batch-size is missing; Megatron requires it (sequences of one forward pass of one"
+                " data-parallel rank)"
+            )
         return None
-    size, model_parallel = (
-        world.size,
-        (plan["tensor_parallel"] or 1) * (plan["pipeline_parallel"] or 1) * plan.get("context_parallel", 1),
-    )
-    if not size or size % model_parallel:
+    size, copy = world.size, model_parallel(plan)
+    if not size or copy is None or size % copy:
         return whole  # plan.rules names a world that does not divide
-    ranks = size // model_parallel
+    ranks = size // copy
     context = f" × CP{plan['context_parallel']}" if "context_parallel" in plan else ""
     ledger.note(
         f"data_parallel {ranks} = {size} GPUs / (TP{plan['tensor_parallel']} × PP{plan['pipeline_parallel']}{context})"

@@ -10,6 +10,7 @@ from typing import Any
 from plan.importers import deepspeed, partitioned
 from plan.importers.arguments import Arguments
 from plan.importers.ledger import Ledger
+from plan.importers.megatron_plan import model_parallel
 from plan.importers.script import Script
 from plan.importers.world import World
 
@@ -46,11 +47,12 @@ def lay_deepspeed(
     if a.has("--enable-zbh1-pipeline"):
         plan["schedule"] = "zb-h1"
     config = _config(script, name, folder, ledger)
-    model_parallel = (plan["tensor_parallel"] or 1) * (plan["pipeline_parallel"] or 1) * plan.get("context_parallel", 1)
-    size = world.size
+    size, copy = world.size, model_parallel(plan)
+    batches = {"--micro-batch-size": "micro_batch_size", "--global-batch-size": "global_batch_size"}
+    wrong = copy is None or any(flag in a.given and ours not in plan for flag, ours in batches.items())
     setting = deepspeed.Setting(
-        ranks=size // model_parallel if size and size % model_parallel == 0 else None,
-        where=f"{size} GPUs / model parallel {model_parallel}",
+        ranks=size // copy if size and copy and size % copy == 0 and not wrong else None,
+        where=f"{size} GPUs / model parallel {copy}",
         tensor_parallel=plan["tensor_parallel"] or 1,
         pipeline_parallel=plan["pipeline_parallel"] or 1,
         script=True,

@@ -44,15 +44,13 @@ def model_section(a: Arguments, ledger: Ledger) -> dict[str, Any]:
             if len(missing) == 1
             else f"the model is incomplete: {', '.join(missing)} are missing"
         )
-    if layers is None or hidden is None or heads is None or sequence is None:
-        return {"layers": layers, "hidden": hidden, "heads": heads, "seq_length": sequence}
     model: dict[str, Any] = {"layers": layers, "hidden": hidden, "heads": heads, "seq_length": sequence}
-    model |= _attention(a, heads, ledger)
-    model |= _mlp(a, hidden, ledger)
-    model |= _positions(a, sequence, ledger)
+    model |= _attention(a, heads or 1, ledger)  # a wrong size counts as 1 in what is still checked
+    model |= _mlp(a, hidden or 1, ledger)
+    model |= _positions(a, sequence or 1, ledger)
     model |= _vocabulary(a, ledger)
     model |= _norms_and_rest(a, ledger)
-    _unsupported(a, sequence, ledger)
+    _unsupported(a, sequence or 1, ledger)
     return model
 
 

@@ -5,6 +5,7 @@ values are left to
 `plan.rules`, except those Megatron breaks silently (layers dropped by a virtual pipeline that does not divide).
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from plan import supported
@@ -42,6 +43,12 @@ def plan_section(a: Arguments, layers: int | None, ledger: Ledger) -> dict[str, 
     plan |= _communication(a, ledger)
     plan |= _offload(a)
     return plan
+
+
+def model_parallel(plan: Mapping[str, Any]) -> int | None:
+    """Ranks that hold one copy of the model, tensor × pipeline × context; None when one of them is wrong."""
+    tensor, pipeline, context = plan["tensor_parallel"], plan["pipeline_parallel"], plan.get("context_parallel", 1)
+    return None if None in (tensor, pipeline, context) else int(tensor * pipeline * context)
 
 
 def _degrees(a: Arguments, ledger: Ledger) -> dict[str, Any]:
@@ -130,8 +137,12 @@ def _recompute(a: Arguments, tensor: int | None, ledger: Ledger) -> dict[str, An
     if granularity == "full":
         if method is None:
             ledger.note("--recompute-granularity full without --recompute-method: uniform is taken")
-        if method == "block":
-            found["recompute"] = {"layers": count or 1}
+        if method == "block" and count == 0:
+            found["recompute"] = "none"
+        elif method == "block":
+            found["recompute"] = {"layers": 1 if count is None else count}
+        elif count == 0:
+            ledger.problem("--recompute-num-layers is 0; it must be at least 1 with --recompute-method uniform")
         elif count is not None and count > 1:
             ledger.warn(
                 f"--recompute-num-layers {count}: one stored input for {count} layers is forecast as one for each layer"

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from plan.importers import flags
+from plan.errors import InputError
+from plan.importers import flags, import_file
 from plan.importers.arguments import Arguments
 from plan.importers.ledger import Ledger
 from plan.importers.shell_expand import Expander
@@ -33,7 +34,7 @@ def test_both_forms_and_negative_values() -> None:
     arguments = parse("--num-layers=96", "--hidden-size", "64", "--seed", "-1", "--bf16")
     assert arguments.integer("--num-layers") == 96
     assert arguments.integer("--hidden-size") == 64
-    assert arguments.integer("--seed") == -1
+    assert arguments.text("--seed") == "-1"
     assert arguments.has("--bf16")
 
 
@@ -102,3 +103,46 @@ def test_bad_values(tmp_path: Path, words: str, complaint: str) -> None:
 def test_stray_words_are_reported(tmp_path: Path) -> None:
     """A word that belongs to no flag is not swallowed."""
     assert said(imported(tmp_path, script("--bf16 oops")), "'oops' belongs to no flag")
+
+
+def refused(folder: Path, flags: str) -> list[str]:
+    """Every problem of a script on eight GPUs, sorted."""
+    path = folder / "run.sh"
+    path.write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py --hidden-size 64 --seq-length 32 {flags}\n")
+    with pytest.raises(InputError) as caught:
+        import_file(path, cluster="dgx-a100-80gb", nodes=1)
+    return sorted(caught.value.problems)
+
+
+def test_every_wrong_number_is_said_at_once_under_its_own_flag(tmp_path: Path) -> None:
+    """No flag hides another, and nothing follows from a wrong number: neither a missing flag nor a batch."""
+    flags = "--num-layers 24.5 --micro-batch-size 0 --train-iters -5 --global-batch-size inf"
+    assert refused(tmp_path, f"{flags} --num-attention-heads 4 --hidden-dropout 1 --adam-eps 0") == [
+        "--adam-eps is 0; it must be above 0",
+        "--global-batch-size is 'inf', but must be a number",
+        "--hidden-dropout is 1; it must be below 1",
+        "--micro-batch-size is 0; it must be at least 1",
+        "--num-layers is 24.5, but must be a whole number (nearest: 24)",
+        "--train-iters is -5; it must be at least 1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ("--max-position-embeddings 0", "--max-position-embeddings is 0; it must be at least 1"),
+        ("--group-query-attention --num-query-groups 0", "--num-query-groups is 0; it must be at least 1"),
+        ("--lr-decay-iters 0", "--lr-decay-iters is 0; it must be at least 1"),
+        ("--context-parallel-size many", "--context-parallel-size is 'many', but must be a number"),
+        ("--tensor-model-parallel-size 0 --rampup-batch-size 3 1 9", "--tensor-model-parallel-size is 0"),
+        ("--model-parallel-size 0", "--model-parallel-size is 0; it must be at least 1"),
+        (
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 0",
+            "--recompute-num-layers is 0",
+        ),
+    ],
+)
+def test_zero_is_not_an_absent_flag(tmp_path: Path, flags: str, problem: str) -> None:
+    """Under the name that was written, alone."""
+    (said,) = refused(tmp_path, f"--num-layers 4 --num-attention-heads 4 --micro-batch-size 1 {flags}")
+    assert said.startswith(problem)
