@@ -27,9 +27,13 @@ SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What surrounds a configuration: data-parallel ranks, where they come from, and what a script beside it says."""
+    """What surrounds a configuration: data-parallel ranks, where they come from, and what a script beside it says.
+
+    `wrong`: a number beside it that the batch follows from is wrong, so the batch is left alone.
+    """
 
     ranks: int | None = None
+    wrong: bool = False
     where: str = "the cluster"
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
@@ -143,7 +147,7 @@ def _batch(config: dict[str, Any], setting: Setting, ledger: Ledger) -> dict[str
 
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     given = Batch(*map(whole, names))
-    if any(key in config and whole(key) is None for key in names):
+    if setting.wrong or any(key in config and whole(key) is None for key in names):
         return {}  # what would follow from the others is not what was meant
     for key, value, flag, other in (
         ("train_batch_size", given.train, "--global-batch-size", setting.train),

@@ -60,6 +60,10 @@ class Ledger:
         sentence = f"unknown {kind} {inside}{'.' if inside else ''}{name}: it is not applied" + (
             f"; did you mean {dashes}{hint}?" if hint else ""
         )
+        self.unapplied(sentence)
+
+    def unapplied(self, sentence: str) -> None:
+        """A sentence about an unknown name: a warning that a refusal repeats; a problem when strict."""
         (self.problem if self.strict else self.warn)(sentence)
         if not self.strict and sentence not in self.unknowns:
             self.unknowns.append(sentence)

@@ -51,7 +51,8 @@ def lay_deepspeed(
     batches = {"--micro-batch-size": "micro_batch_size", "--global-batch-size": "global_batch_size"}
     wrong = copy is None or any(flag in a.given and ours not in plan for flag, ours in batches.items())
     setting = deepspeed.Setting(
-        ranks=size // copy if size and copy and size % copy == 0 and not wrong else None,
+        ranks=size // copy if size and copy and size % copy == 0 else None,
+        wrong=wrong,
         where=f"{size} GPUs / model parallel {copy}",
         tensor_parallel=plan["tensor_parallel"] or 1,
         pipeline_parallel=plan["pipeline_parallel"] or 1,

@@ -45,12 +45,16 @@ def translate(
 ) -> dict[str, Any]:
     """The run of a configuration; `world` is the number of GPUs, if known."""
     keys = _one_spelling(config, ledger)
-    tensor = ledger.integer(keys.get("model_parallel_size", 1), "model_parallel_size") or 1
-    pipeline = max(1, ledger.integer(keys.get("pipe_parallel_size", 1), "pipe_parallel_size") or 1)
-    ranks = world // (tensor * pipeline) if world and world % (tensor * pipeline) == 0 else None
+    degrees = (
+        ledger.integer(keys.get("model_parallel_size", 1), "model_parallel_size", least=1),
+        ledger.integer(keys.get("pipe_parallel_size", 1), "pipe_parallel_size", least=0),  # 0: without the engine
+    )
+    tensor, pipeline = (degree or 1 for degree in degrees)
+    share = None if None in degrees else tensor * pipeline
+    ranks = world // share if world and share and world % share == 0 else None
     if ranks:
         ledger.note(f"data_parallel {ranks} = {world} GPUs / (TP{tensor} × PP{pipeline})")
-    setting = replace(setting, ranks=ranks, tensor_parallel=tensor, pipeline_parallel=pipeline)
+    setting = replace(setting, ranks=ranks, wrong=share is None, tensor_parallel=tensor, pipeline_parallel=pipeline)
     json_part = {
         key: value for key, value in keys.items() if key in deepspeed_keys.TOP or key in deepspeed_keys.RENAMED
     }
@@ -80,12 +84,12 @@ def _one_spelling(config: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
 
 
 def _model(keys: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
-    def whole(key: str, default: int | None = None) -> int | None:
-        return ledger.integer(keys[key], key) if key in keys else default
+    def whole(key: str, default: int | None = None, least: int = 1) -> int | None:
+        return ledger.integer(keys[key], key, least) if key in keys else default
 
     needed = {key: whole(key) for key in ("num_layers", "hidden_size", "num_attention_heads", "seq_length")}
     for key, value in needed.items():
-        if value is None:
+        if value is None and key not in keys:
             ledger.problem(f"the GPT-NeoX configuration has no {key}")
     positions = str(keys.get("pos_emb", "rotary" if "rotary_pct" in keys else "learned"))
     names = {"learned": "learned", "rotary": "rotary", "alibi": "alibi"}
@@ -96,13 +100,13 @@ def _model(keys: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
         ledger.not_yet(f"rotary embeddings on {part} of the head (rotary_pct)", "rotary_pct 1")
     if keys.get("gpt_j_residual"):
         ledger.not_yet("attention and MLP in parallel (gpt_j_residual)", "gpt_j_residual false")
-    if (whole("num_experts", 1) or 1) > 1:
+    if (whole("num_experts", 1, least=0) or 1) > 1:
         ledger.not_yet(f"mixture of experts (num_experts {keys['num_experts']})", "num_experts 1")
     activation = str(keys.get("activation", "gelu"))
     if activation not in ("gelu", "swiglu"):
         ledger.not_yet(f"activation {activation}", "gelu or swiglu")
     vocabulary = whole("vocab_size")
-    if vocabulary is None:
+    if "vocab_size" not in keys:
         vocabulary = DEFAULT_VOCABULARY
         ledger.warn(f"vocab_size is not given: {vocabulary} (GPT-2's) is assumed; set model.vocab")
     model: dict[str, Any] = {
@@ -116,30 +120,32 @@ def _model(keys: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
         "activation": "swiglu" if activation == "swiglu" else "gelu",
         "norm": "rmsnorm" if str(keys.get("norm", "layernorm")) == "rmsnorm" else "layernorm",
         "tied_embeddings": not keys.get("no_weight_tying", False),
-        "dropout": ledger.number(keys.get("hidden_dropout", 0.0), "hidden_dropout"),
-        "attention_dropout": ledger.number(keys.get("attention_dropout", 0.0), "attention_dropout"),
+        "dropout": ledger.number(keys.get("hidden_dropout", 0.0), "hidden_dropout", least=0, below=1),
+        "attention_dropout": ledger.number(keys.get("attention_dropout", 0.0), "attention_dropout", least=0, below=1),
     }
     extra = {"kv_heads": whole("num_kv_heads"), "ffn": whole("intermediate_size")}
     if positions == "rotary":
-        model["rope"] = {"theta": ledger.number(keys.get("rotary_emb_base", 10000), "rotary_emb_base")}
+        model["rope"] = {"theta": ledger.number(keys.get("rotary_emb_base", 10000), "rotary_emb_base", above=0)}
     return model | {key: value for key, value in extra.items() if value is not None}
 
 
 def _training(keys: Mapping[str, Any], run: dict[str, Any], ledger: Ledger) -> None:
-    steps = ledger.integer(keys["train_iters"], "train_iters") if "train_iters" in keys else None
+    steps = ledger.integer(keys["train_iters"], "train_iters", least=1) if "train_iters" in keys else None
     if steps:
         run["train"] = {"steps": steps}
         run.setdefault("optimizer", {})["schedule"] = {
             "kind": str(keys.get("lr_decay_style", "cosine")),
-            "decay_steps": ledger.integer(keys.get("lr_decay_iters", steps), "lr_decay_iters"),
-            "warmup_steps": int((ledger.number(keys.get("warmup", 0.01), "warmup") or 0) * steps),
-            "min_lr": ledger.number(keys.get("min_lr", 0.0), "min_lr"),
+            "decay_steps": ledger.integer(keys.get("lr_decay_iters", steps), "lr_decay_iters", least=1),
+            "warmup_steps": int((ledger.number(keys.get("warmup", 0.01), "warmup", least=0, most=1) or 0) * steps),
+            "min_lr": ledger.number(keys.get("min_lr", 0.0), "min_lr", least=0),
         }
     every = keys.get("save_interval", keys.get("checkpoint_factor"))
     if "checkpoint_factor" in keys:
         ledger.note("checkpoint_factor is the old name of save_interval")
     if every is not None and not isinstance(every, Mapping):
-        run["checkpoint"] = {"every": ledger.integer(every, "checkpoint_factor")}
+        run["checkpoint"] = {
+            "every": ledger.integer(every, "save_interval" if "save_interval" in keys else "checkpoint_factor", least=0)
+        }
 
 
 def _account(keys: Mapping[str, Any], ledger: Ledger) -> None:

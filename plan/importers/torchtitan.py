@@ -11,62 +11,8 @@ from typing import Any
 
 from plan.importers.ledger import Ledger, nearest
 from plan.importers.partitioned import fsdp
+from plan.importers.torchtitan_keys import COUNTS, FLAVORS, NO_EFFECT, OPEN, RATES, READ, RENAMED
 
-RENAMED = {
-    "training.batch_size": "training.local_batch_size",
-    "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
-    "training.data_parallel_shard_degree": "parallelism.data_parallel_shard_degree",
-    "training.data_parallel_replicate_degree": "parallelism.data_parallel_replicate_degree",
-    "training.tensor_parallel_degree": "parallelism.tensor_parallel_degree",
-    "training.sequence_parallel_degree": "parallelism.tensor_parallel_degree",
-    "training.compile": "compile.enable",
-    "training.fp8_linear": "float8.enable_float8_linear",
-    "training.enable_float8_linear": "float8.enable_float8_linear",
-    "experimental.pipeline_parallel_degree": "parallelism.pipeline_parallel_degree",
-    "experimental.pipeline_parallel_schedule": "parallelism.pipeline_parallel_schedule",
-    "experimental.pipeline_parallel_microbatches": "parallelism.num_pp_microbatches",
-    "experimental.context_parallel_degree": "parallelism.context_parallel_degree",
-    "experimental.enable_async_tensor_parallel": "parallelism.enable_async_tensor_parallel",
-    "training.warmup_steps": "lr_scheduler.warmup_steps",
-    "optimizer.name_or_class": "optimizer.name",
-    "training.num_tokens_per_dp_rank": "training.num_tokens_per_microbatch_per_dp_rank",
-    "num_tokens_per_dp_rank": "training.num_tokens_per_microbatch_per_dp_rank",
-    "num_tokens_per_step": "training.num_tokens_per_train_step",
-    "training.num_tokens_per_step": "training.num_tokens_per_train_step",
-    "training.max_context_length": "training.seq_len",
-}
-READ = frozenset(
-    """training.local_batch_size training.global_batch_size training.seq_len training.steps training.max_norm
-    training.mixed_precision_param training.mixed_precision_reduce training.dtype training.enable_cpu_offload
-    training.num_tokens_per_microbatch_per_dp_rank training.num_tokens_per_train_step
-    parallelism.data_parallel_replicate_degree parallelism.data_parallel_shard_degree
-    parallelism.fsdp_reshard_after_forward parallelism.tensor_parallel_degree parallelism.enable_async_tensor_parallel
-    parallelism.pipeline_parallel_degree parallelism.pipeline_parallel_schedule
-    parallelism.pipeline_parallel_microbatch_size parallelism.num_pp_microbatches parallelism.context_parallel_degree
-    parallelism.expert_parallel_degree activation_checkpoint.mode activation_checkpoint.selective_ac_option
-    float8.enable_float8_linear model.name model.flavor model.converters optimizer.name optimizer.lr optimizer.eps
-    optimizer.beta1 optimizer.beta2 optimizer.weight_decay lr_scheduler.warmup_steps lr_scheduler.decay_type
-    lr_scheduler.min_lr_factor checkpoint.interval checkpoint.enable debug.seed training.seed
-    compile.enable""".split()
-)
-NO_EFFECT = frozenset(
-    """job profiling metrics comm debug checkpoint validation fault_tolerance experimental.custom_import
-    model.hf_assets_path model.tokenizer_path model.norm_type training.dataset training.dataset_path training.gc_freq
-    training.deterministic compile optimizer.implementation optimizer.fused optimizer.early_step_in_backward
-    lr_scheduler.decay_ratio lr_scheduler.lr_min memory_estimation parallelism.disable_loss_parallel
-    parallelism.context_parallel_rotate_method parallelism.pipeline_parallel_split_points
-    activation_checkpoint.early_stop parallelism.pipeline_parallel_first_stage_less_layers
-    experimental.pipeline_parallel_split_points
-    parallelism.pipeline_parallel_last_stage_less_layers float8 quantize.linear.float8 symm_mem_recipe""".split()
-)
-FLAVORS = {
-    ("llama3", "8B"): "llama-3-8b",
-    ("llama3", "70B"): "llama-3-70b",
-    ("llama3", "405B"): "llama-3-405b",
-    ("llama2", "7B"): "llama-2-7b",
-    ("llama2", "13B"): "llama-2-13b",
-    ("llama2", "70B"): "llama-2-70b",
-}
 SCHEDULES = {"1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved-1f1b"}
 DTYPES = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
 
@@ -87,12 +33,15 @@ def flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def translate(tables: Mapping[str, Any], ledger: Ledger, world: int | None = None) -> dict[str, Any]:
     """Model, plan, optimizer, train and checkpoint sections; `world` (GPUs) settles data parallelism."""
-    keys = _renamed(flatten(tables), ledger)
+    written = flatten(tables)
+    keys = _renamed(written, ledger)
     plan = _plan(keys, ledger)
     fsdp(plan, "torchtitan's FSDP2", ledger)
     ranks = _data_parallel(keys, plan, world, ledger)
     length = _whole(keys, "training.seq_len", ledger) or 2048
-    plan |= _batch(keys, plan, length, ranks, ledger)
+    wrong = {RENAMED.get(key, key) for key in written} - keys.keys()
+    if not wrong:  # a batch does not follow from a wrong number
+        plan |= _batch(keys, plan, length, ranks, ledger)
     run: dict[str, Any] = {"model": _model(keys, length, ledger), "plan": plan}
     run |= _training(keys, ledger)
     return run
@@ -107,6 +56,8 @@ def _renamed(keys: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
             ledger.note(f"torchtitan key {key} is an old or new name of {new}")
         if new in result and result[new] != value:
             ledger.problem(f"two values of {new}: {result[new]} and {value} (as {key}); keep one")
+        if not _in_range(new, key, value, ledger):
+            continue
         result[new] = value
         if new not in READ:
             table = new.rsplit(".", 1)[0]
@@ -119,11 +70,20 @@ def _renamed(keys: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
                 )
                 hint = nearest(new.rsplit(".", 1)[-1], [each.rsplit(".", 1)[-1] for each in READ])
                 full = next((each for each in sorted(READ) if hint and each.endswith(f".{hint}")), None)
-                (ledger.problem if ledger.strict else ledger.warn)(
+                ledger.unapplied(
                     f"unknown {kind} {new}: it is not applied" + (f"; did you mean {full}?" if full else "")
                 )
     ledger.no_effect(without, "torchtitan keys")
     return result
+
+
+def _in_range(new: str, key: str, value: object, ledger: Ledger) -> bool:
+    """Whether a number may be taken; a problem under the key that was written otherwise. -1 asks for the default."""
+    if new in OPEN and value == -1:
+        return True
+    if new in COUNTS or new in OPEN:
+        return ledger.integer(value, key, least=1) is not None
+    return new not in RATES or ledger.number(value, key, **RATES[new]) is not None
 
 
 def _plan(keys: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
@@ -200,7 +160,7 @@ def _batch(
     per_rank, per_step = (
         _whole(keys, f"training.num_tokens_per_{name}", ledger) for name in ("microbatch_per_dp_rank", "train_step")
     )
-    if per_rank is not None and local is None:
+    if per_rank is not None and per_rank > 0 and local is None:
         local = _sequences(per_rank, length, "num_tokens_per_microbatch_per_dp_rank", ledger)
     if per_step is not None and per_step > 0 and whole is None:
         whole = _sequences(per_step, length, "num_tokens_per_train_step", ledger)

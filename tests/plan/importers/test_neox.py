@@ -27,3 +27,17 @@ def test_a_configuration(tmp_path: Path) -> None:
 def test_a_key_in_both_spellings(tmp_path: Path) -> None:
     """Two values of one key are a problem with both."""
     assert said(imported(tmp_path, TEXT[:-1] + '"hidden_size": 128}', "x.yml"), "hidden_size stands twice", "64", "128")
+
+
+def test_every_wrong_number_is_said_at_once(tmp_path: Path) -> None:
+    """Under its own key, and neither as missing nor as a batch that does not close."""
+    text = TEXT.replace('"num_layers": 8', '"num_layers": 0').replace(
+        '"model_parallel_size": 2', '"model_parallel_size": 0'
+    )
+    text = text.replace('"train-iters": 100', '"train-iters": -1').replace('"vocab-size": 1000', '"vocab-size": "many"')
+    assert sorted(imported(tmp_path, text, "x.yml", cluster="dgx-a100-80gb", nodes=2).problems) == [
+        "model_parallel_size is 0; it must be at least 1",
+        "num_layers is 0; it must be at least 1",
+        "train_iters is -1; it must be at least 1",
+        "vocab_size is 'many', but must be a number",
+    ]

@@ -2,6 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
+from plan.errors import InputError
+from plan.importers import import_file
 from tests.plan.importers.imported import imported, said
 
 OLD = """
@@ -104,3 +108,36 @@ def test_pipelines_cut_the_local_batch(tmp_path: Path) -> None:
     text = MIDDLE.replace("tensor_parallel_degree = 8", "tensor_parallel_degree = 8\npipeline_parallel_degree = 2")
     plan = imported(tmp_path, text, "x.toml", cluster="dgx-a100-80gb", nodes=8).run_dict["plan"]
     assert (plan["micro_batch_size"], plan["global_batch_size"], plan["zero"]) == (1, 32, {"reshard": False})
+
+
+def test_every_wrong_number_is_said_at_once_under_the_key_that_was_written(tmp_path: Path) -> None:
+    """Zero is not an absent key; an unknown table is repeated; nothing follows from a wrong number."""
+    text = """
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+batch_size = 0
+global_batch_size = 3
+seq_len = true
+[parallelism]
+tensor_parallel_degree = "x"
+context_parallel_degree = 0
+data_parallel_shard_degree = -2
+[optimizer]
+eps = -1e-8
+[foo]
+bar = 1
+"""
+    (tmp_path / "a.toml").write_text(text)
+    with pytest.raises(InputError) as caught:
+        import_file(tmp_path / "a.toml", cluster="dgx-h100", nodes=1)
+    assert caught.value.problems == (
+        "training.batch_size is 0; it must be at least 1",
+        "training.seq_len is true, but must be a number",
+        "parallelism.tensor_parallel_degree is 'x', but must be a number",
+        "parallelism.context_parallel_degree is 0; it must be at least 1",
+        "parallelism.data_parallel_shard_degree is -2; it must be at least 1",
+        "optimizer.eps is -1e-08; it must be above 0",
+        "unknown torchtitan table [foo], key foo.bar: it is not applied",
+    )
