@@ -67,7 +67,7 @@ def _sentences(error: ValidationError, where: str, raw: Mapping[str, Any]) -> li
     """Pydantic's errors as our sentences; the branches of a union are merged into one."""
     by_path: dict[str, list[Any]] = {}
     for detail in error.errors(include_url=False):
-        path = [str(part) for part in detail["loc"] if _is_key(part, raw, detail["loc"])]
+        path = keys_of(detail, raw)
         by_path.setdefault(".".join([where, *path]), []).append(detail)
     return [_sentence(path, details) for path, details in by_path.items() if not _other_branch(path, details, by_path)]
 
@@ -76,6 +76,11 @@ def _other_branch(path: str, details: list[Any], by_path: Mapping[str, list[Any]
     """Whether these complain that a mapping or a list is no word, where its own inside is what is wrong."""
     inside = any(other.startswith(f"{path}.") for other in by_path)
     return inside and all(isinstance(detail["input"], Mapping | list) for detail in details)
+
+
+def keys_of(detail: Any, raw: Mapping[str, Any]) -> list[str]:
+    """Where in a section one of pydantic's errors is."""
+    return [str(part) for part in detail["loc"] if _is_key(part, raw, detail["loc"])]
 
 
 def _is_key(part: object, raw: Mapping[str, Any], loc: tuple[Any, ...]) -> bool:

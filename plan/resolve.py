@@ -26,6 +26,7 @@ from plan.schema import (
     RopeScalingSpec,
     Spec,
 )
+from plan.stand_ins import said_of_both, stand_in
 
 
 def resolve(raw: Mapping[str, Any]) -> Run:
@@ -33,7 +34,7 @@ def resolve(raw: Mapping[str, Any]) -> Run:
     wrong."""
     specs, problems = _read(raw)
     if any(spec is None for spec in specs.values()):
-        raise InputError(problems)
+        raise InputError(problems + _whatever_they_are(raw, specs))
     run, more = _assemble(specs)
     illegal, unsupported = rules.check(run)
     problems += more + illegal
@@ -66,6 +67,24 @@ def _read(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return specs, problems
 
 
+def _whatever_they_are(raw: Mapping[str, Any], specs: Mapping[str, Any]) -> list[str]:
+    """What the rules say whatever the right values are, while some are wrong (`plan.stand_ins`)."""
+    said: list[list[str]] = []
+    for which in (0, 1):
+        found = {name: spec or _stand_in(name, raw.get(name), which) for name, spec in specs.items()}
+        if any(spec is None for spec in found.values()):
+            return []
+        run, more = _assemble(found)
+        illegal, unsupported = rules.check(run)
+        said.append(more + illegal + unsupported)
+    return said_of_both(*said)
+
+
+def _stand_in(name: str, raw: object, which: int) -> Spec | None:
+    filled, problems = _filled(name, raw)
+    return stand_in(SECTIONS[name], filled, name, which) if not problems and isinstance(filled, Mapping) else None
+
+
 _EXAMPLE = {
     "model": "for example `model: llama-3-8b`",
     "cluster": "for example `cluster: {preset: dgx-h100, nodes: 1}`",
@@ -74,17 +93,20 @@ _EXAMPLE = {
 
 
 def _read_one(name: str, spec: type[Spec], raw: object) -> tuple[Spec | None, list[str]]:
+    filled, problems = _filled(name, raw)
+    if problems:
+        return None, problems
+    return read_section(spec, filled, name)
+
+
+def _filled(name: str, raw: object) -> tuple[object, list[str]]:
+    """A section with its preset or config.json filled in, and what was wrong with the name."""
     if name not in ("model", "cluster"):
-        return read_section(spec, raw, name)
+        return raw, []
     if isinstance(raw, Mapping) and raw.get("gpus") is not None and "nodes" not in raw:
         raw = {**raw, "nodes": "auto"}  # `gpus: 20` stands instead of the preset's node count
     filled, problems = _config_json(raw) if name == "model" else (raw, [])
-    if not problems:
-        filled, problems = presets.fill(name, filled)
-    if problems:
-        return None, problems
-    result, more = read_section(spec, filled, name)
-    return result, problems + more
+    return (filled, problems) if problems else presets.fill(name, filled)
 
 
 def _config_json(raw: object) -> tuple[object, list[str]]:
