@@ -50,15 +50,15 @@ def ce_loss(
     others, target = sums[0], sums[1]
     total = others + torch.exp(target - row_max)
     lse = row_max + torch.log(total)
-    used = targets >= 0  # a negative target is ignored: no loss, no gradient
-    loss.add_(torch.where(used, lse - target, 0.0).sum() * scale)
+    share = (targets >= 0).to(lse.dtype) * scale  # of each row; a negative target is ignored: no loss, no gradient
+    loss.add_(((lse - target) * share).sum())
     logits[:, valid:] = 0
     if valid:
         inside, column = _local(targets, first, valid)
-        gradient = torch.exp(logits[:, :valid].to(lse.dtype) - lse[:, None]) * scale
-        at_target = (-others / total * scale)[:, None]
+        gradient = torch.exp(logits[:, :valid].to(lse.dtype) - lse[:, None]) * share[:, None]
+        at_target = (-others / total * share)[:, None]
         gradient.scatter_(1, column, torch.where(inside, at_target, gradient.gather(1, column)))
-        logits[:, :valid] = torch.where(used[:, None], gradient, 0.0).to(logits.dtype)
+        logits[:, :valid] = gradient.to(logits.dtype)
     return logits
 
 
