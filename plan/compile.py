@@ -22,6 +22,7 @@ from plan.program import Group, RankProgram, StepProgram
 from plan.run import Run
 from plan.schedules import Placement, placements
 from plan.shapes import Extents, extents
+from plan.uncollected import uncollected
 
 
 def compile_run(run: Run) -> StepProgram:
@@ -31,6 +32,11 @@ def compile_run(run: Run) -> StepProgram:
 
 def compile_plan(model: Model, plan: Plan) -> StepProgram:
     """The step program of `model` under `plan`."""
+    with uncollected():
+        return _compiled(model, plan)
+
+
+def _compiled(model: Model, plan: Plan) -> StepProgram:
     e, units, placed = extents(model, plan), layout(model, plan), placements(plan)
     classes = tuple(
         _stage(model, plan, e, units[stage], placed[stage], stage) for stage in range(plan.pipeline_parallel)

@@ -21,10 +21,6 @@ instruction list: slow, plain, and the judge of this one in tests.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from plan.program import Block, Buffer, RankProgram, StepProgram, numel
 from plan.prove_blocks import Shape, analyse, shape_key
 from plan.prove_complete import prove_complete
@@ -36,28 +32,15 @@ from plan.prove_places import Atoms, Place, slot_names
 from plan.prove_ports import Ports
 from plan.prove_storage import Storage
 from plan.prove_uses import Broken
+from plan.uncollected import uncollected
 
 
 def prove(program: StepProgram, skip: bool = True) -> None:
     """Raises ProofError when the program must not fly. `skip=False` steps through every call of a steady state too."""
-    with _without_collector():
+    with uncollected():
         prove_complete(program)
         prove_order(program)
         prove_storage(program, skip)
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """No garbage collection meanwhile: proofs make many small tuples and no cycles, and each full collection would walk
-    the whole program (a third of the time for GPT-3 175B).
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def prove_storage(program: StepProgram, skip: bool = True) -> None:

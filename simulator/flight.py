@@ -9,9 +9,7 @@ job. The flight keeps what each colour of ranks did; instruction rows are expand
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +18,7 @@ from plan.cluster import Cluster
 from plan.program import Block, KernelCall, RankProgram, StepProgram
 from plan.run import Run
 from plan.timeline import Timeline
+from plan.uncollected import uncollected
 from simulator.clock import picoseconds
 from simulator.coarsen import Cut, cut, fine_calls, waited_ports
 from simulator.costs import Pricer
@@ -42,7 +41,7 @@ class Flight(Flown):
     @cached_property
     def memory(self) -> tuple[StageMemory, ...]:
         """Memory of each class (pipeline stage)."""
-        with _uncollected():
+        with uncollected():
             return tuple(fly_memory(stage, self.profile.allocator) for stage in self.program.classes)
 
     @cached_property
@@ -57,24 +56,11 @@ class Flight(Flown):
 
 def fly(program: StepProgram, run: Run, profile: Profile, *, unfold: bool = False, coarse: bool = True) -> Flight:
     """Fly two periods of a program. `unfold` flies every rank; `coarse` merges instructions where that is exact."""
-    with _uncollected():
+    with uncollected():
         try:
             return _fly(program, run, profile, unfold, coarse)
         except NotInStep:
             return _fly(program, run, profile, unfold, False)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """A flight makes many small objects that all live until its end: looking for cycles among them takes half as long
-    again."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _fly(program: StepProgram, run: Run, profile: Profile, unfold: bool, coarse: bool) -> Flight:
