@@ -31,7 +31,7 @@ from kernels.launch import (
     check_output,
     check_tensor,
     new_rows,
-    processors,
+    striped,
     use_triton,
 )
 from kernels.norms import sum_partials
@@ -218,12 +218,10 @@ def _gelu_backward_launch(
     warps: int,
 ) -> tuple[tuple[int, int], Constants]:
     """(grid: column blocks by stripes of rows, constants)."""
-    columns = max(1, cdiv(width, block))
-    stripes = max(1, min(cdiv(rows, 4), cdiv(processors(device) * 8, columns)))
     constants = Constants(
         HAS_H=has_h, HAS_BIAS=has_bias, TANH=approximate == "tanh", ROWS=2, BLOCK=block, num_warps=warps
     )
-    return (columns, stripes), constants
+    return striped(rows, width, block, device), constants
 
 
 def _output(name: str, given: Tensor | None, like: Tensor, rows: int, width: int) -> Tensor:

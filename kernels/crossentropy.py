@@ -36,7 +36,6 @@ from kernels.launch import (
 
 Tensor = torch.Tensor
 IGNORE_INDEX = -100
-_STATISTICS = (torch.float32, torch.float64)
 LOWEST = -3.0e38
 """Start of the running maximum: finite, so that −inf logits stay exact zeros."""
 
@@ -163,7 +162,7 @@ def exp_target(
     if not use_triton(logits):
         return exp_target_reference(logits, maximum, target, vocab_first, valid)
     check_tensor(
-        "maximum", maximum, dtypes=_STATISTICS[:1], shape=(logits.shape[0],), device=logits.device, contiguous=True
+        "maximum", maximum, dtypes=(torch.float32,), shape=(logits.shape[0],), device=logits.device, contiguous=True
     )
     others, target_logit = torch.empty_like(maximum), torch.empty_like(maximum)
     if logits.shape[0]:
@@ -198,25 +197,7 @@ def cross_entropy(
     the logits (`in_place`), or to a new tensor. row_weight: (rows,) upstream gradient of each row's loss.
     """
     logits, valid, total = _check(logits, target, vocab_first, vocab_size)
-    if stats is None and vocab_first:
-        raise KernelArgumentError(
-            f"vocab_first is {vocab_first} and stats is None; a split vocabulary needs the reduced statistics"
-        )
-    if stats is None and total > logits.shape[1]:
-        raise KernelArgumentError(
-            f"vocab_size is {total} and logits have {logits.shape[1]} columns; accepted: no more than the columns, "
-            "or stats, the reduced statistics of a split vocabulary"
-        )
-    rows_shape = (logits.shape[0],)
-    if row_weight is not None:
-        check_tensor("row_weight", row_weight, shape=rows_shape, device=logits.device, contiguous=True)
-    for name, part in zip(RowStatistics._fields, stats or (), strict=False):
-        check_tensor(name, part, dtypes=_STATISTICS, shape=rows_shape, device=logits.device, contiguous=True)
-    if out is not None:
-        check_tensor("out", out, dtypes=(logits.dtype,), shape=logits.shape, device=logits.device)
-        check_output("out", out)
-    if in_place:
-        check_output("logits", logits)
+    _check_rows(logits, row_weight, stats, vocab_first, total, out, in_place)
     if not use_triton(logits):
         given = stats if stats is not None else row_statistics_reference(logits, target, vocab_first, valid)
         loss, grad = loss_and_gradient_reference(
@@ -247,6 +228,32 @@ def cross_entropy(
         if gradient and launcher is direct and not torch.compiler.is_compiling():
             torch.autograd.graph.increment_version(out)  # autograd must see that a saved tensor was written over
     return loss, out if gradient else None
+
+
+def _check_rows(
+    logits: Tensor, row_weight: Tensor | None, stats: RowStatistics | None, vocab_first: int, total: int,
+    out: Tensor | None, in_place: bool,
+) -> None:  # fmt: skip
+    """What `cross_entropy` is given beside logits and targets."""
+    if stats is None and vocab_first:
+        raise KernelArgumentError(
+            f"vocab_first is {vocab_first} and stats is None; a split vocabulary needs the reduced statistics"
+        )
+    if stats is None and total > logits.shape[1]:
+        raise KernelArgumentError(
+            f"vocab_size is {total} and logits have {logits.shape[1]} columns; accepted: no more than the columns, "
+            "or stats, the reduced statistics of a split vocabulary"
+        )
+    rows, device = (logits.shape[0],), logits.device
+    if row_weight is not None:
+        check_tensor("row_weight", row_weight, shape=rows, device=device, contiguous=True)
+    for name, part in zip(RowStatistics._fields, stats or (), strict=False):
+        check_tensor(name, part, dtypes=(_compute_type(logits),), shape=rows, device=device, contiguous=True)
+    if out is not None:
+        check_tensor("out", out, dtypes=(logits.dtype,), shape=logits.shape, device=device)
+        check_output("out", out)
+    if in_place:
+        check_output("logits", logits)
 
 
 def _config(width: int) -> RowConfig:

@@ -143,6 +143,12 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def striped(rows: int, width: int, block: int, device: torch.device) -> tuple[int, int]:
+    """Grid of a kernel that sums over rows: (column blocks, stripes of rows), about eight programs a multiprocessor."""
+    columns = max(1, cdiv(width, block))
+    return columns, max(1, min(cdiv(rows, 4), cdiv(processors(device) * 8, columns)))
+
+
 _PROCESSORS: dict[torch.device, int] = {}
 
 

@@ -22,7 +22,7 @@ from kernels.launch import (
     check_float,
     check_tensor,
     new_rows,
-    processors,
+    striped,
     tl,
     triton,
     use_triton,
@@ -139,10 +139,8 @@ def _backward_launch(
     rows: int, width: int, has_bias: bool, has_dropout: bool, device: torch.device, block: int, warps: int
 ) -> tuple[tuple[int, int], Constants]:
     """(grid: column blocks by stripes of rows, constants)."""
-    columns = max(1, cdiv(width, block))
-    stripes = max(1, min(cdiv(rows, 4), cdiv(processors(device) * 8, columns)))
     constants = Constants(HAS_BIAS=has_bias, HAS_DROPOUT=has_dropout, ROWS=2, BLOCK=block, num_warps=warps)
-    return (columns, stripes), constants
+    return striped(rows, width, block, device), constants
 
 
 def _in_order(mask: Mask | None) -> bool:

@@ -7,6 +7,7 @@ the simple commands.
 
 import copy
 import re
+from abc import ABC, abstractmethod
 
 from plan.errors import InputError
 from plan.importers import shell_tree as tree
@@ -20,7 +21,7 @@ from plan.importers.shell_tree import Node, Simple
 MAXIMUM_STEPS = 100_000
 
 
-class Flow:
+class Flow(ABC):
     """Walks the command tree; statuses are True, False or None (unknown)."""
 
     def __init__(self, script: Script) -> None:
@@ -30,9 +31,9 @@ class Flow:
         self.conditions: list[str] = []
         self.steps = 0
 
+    @abstractmethod
     def simple(self, node: Simple) -> bool | None:
         """Carry out one command."""
-        raise NotImplementedError
 
     def run(self, nodes: list[Node]) -> bool | None:
         status: bool | None = True
