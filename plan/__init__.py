@@ -1,4 +1,19 @@
-"""The language: model, cluster, plan, the rules between them; the step program compiled from them; the timeline.
+"""The language: what a run is, the rules it obeys, the step program compiled from it, its proofs, and the timeline.
 
-Start at `plan.run.load`, which turns a run file into a `Run`. Nothing in this package imports torch.
+| room | what is in it |
+| --- | --- |
+| `model`, `cluster`, `parallel` | the three sections of a run that decide a program: numbers, frozen |
+| `run/` | a run file becomes a `Run`: its keys, its `auto`s, every rule, what is not forecast yet |
+| `importers/`, `shell/`, `exporters` | other frameworks' files as runs; launch scripts evaluated, never executed; and back |
+| `layout`, `schedules`, `deepspeed` | what rules and compiler both ask: units of a stage, their order, DeepSpeed's choices |
+| `ops`, `flops` | the operators and what each costs in bytes and FLOPs |
+| `pieces/` | what a unit of the model does, kernel call by kernel call |
+| `program/` | the step program: instructions, blocks, calls; as text, as a hash |
+| `compile/` | a run becomes a program |
+| `prove/` | a program is sound; `sound` compiles and proves |
+| `timeline/` | what happened when, predicted or measured |
+| `errors`, `files`, `nearest`, `numbers`, `presets`, `uncollected` | helpers of all of them |
+
+Start at `plan.run.load`, which turns a run file into a `Run`. Import what a room's docstring names from the room itself
+(`from plan.program import Instruction`). Nothing in this package imports torch.
 """

@@ -1,7 +1,8 @@
 """The model: a dense decoder-only transformer of the GPT or Llama family, as numbers.
 
 `Model` is what the rest of Windtunnel works with: frozen, plain, complete. How it is written in a run file
-(presets, defaults, `rope:`) is the business of `plan.schema`; which plans it can run under is that of `plan.rules`.
+(presets, defaults, `rope:`) is the business of `plan.run.schema`; which plans it can run under is that of
+`plan.run.rules`.
 
 Legend used everywhere: h = hidden, a = heads, k = kv_heads, d = head_dim, f = ffn, V = vocab, s = seq_length, L =
 layers. Counts are of the *unpadded* vocabulary, as papers and model cards count them; what is really allocated is

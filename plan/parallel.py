@@ -68,7 +68,7 @@ def auto_bucket_mb(data_parallel: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One way to run the step. See the module docstring for what is resolved; `plan.rules` has checked it against
+    """One way to run the step. See the module docstring for what is resolved; `plan.run.rules` has checked it against
     model and cluster."""
 
     implementation: Literal["windtunnel", "megatron", "deepspeed", "torch-fsdp"] = "windtunnel"

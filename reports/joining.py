@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plan.program import label
-from plan.skew import split
 from plan.timeline import Timeline
+from plan.timeline.skew import split
 
 Floats = NDArray[np.float64]
 PIPELINE_ROLES = ("pp_next", "pp_prev")

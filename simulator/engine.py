@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from plan.errors import WindtunnelError
 from plan.program import STREAMS, RankProgram
-from plan.text import label_of
+from plan.program.text import label_of
 from simulator.breakdown import CLASSES, HOST, Trail
 from simulator.clock import Clock
 from simulator.coarsen import Cut, Segment

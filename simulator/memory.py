@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from calibration.profile import Allocator
 from plan.program import OFF_DEVICE, Block, Buffer, Call, RankProgram
-from plan.text import label_of
+from plan.program.text import label_of
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "workspace", "framework")
 PART_OF_POOL = {

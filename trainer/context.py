@@ -18,9 +18,9 @@ import torch
 from kernels.reference_layer import Mask
 from plan.compile import coordinates as compiled_coordinates
 from plan.model import Model, RopeScaling
+from plan.pieces.shapes import Extents, extents
 from plan.program import RankProgram
 from plan.run import Run
-from plan.shapes import Extents, extents
 
 Tensor = torch.Tensor
 SITE_EMBED, SITE_ATTENTION, SITE_MLP, SITE_PROBABILITIES = range(4)

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from plan.compile.parameters import HEAD, TABLE
 from plan.model import Model
-from plan.parameters import HEAD, TABLE
 from plan.program import Param
 from trainer.context import RankContext
 from trainer.pieces_step import share_of

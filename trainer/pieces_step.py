@@ -1,7 +1,7 @@
 """What happens once a step or once a micro-batch around the model: loading tokens, clearing gradients, norm, optimizer,
 reading the loss.
 
-These are instructions like any other, registered under the same names as in the program (`plan.compile_step`).
+These are instructions like any other, registered under the same names as in the program (`plan.compile.step`).
 """
 
 from __future__ import annotations

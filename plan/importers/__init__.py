@@ -20,8 +20,8 @@ from plan.importers import deepspeed, huggingface, megatron, neox, torchtitan, t
 from plan.importers.detection import Format, classify, detect
 from plan.importers.ledger import Ledger
 from plan.importers.megatron import Request
-from plan.importers.shell import read_script
 from plan.importers.world import World, agree, cluster_section
+from plan.shell import read_script
 
 __all__ = ["Format", "ImportResult", "detect", "import_file"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from plan.importers import flags
 from plan.importers.flag_ranges import RANGES
 from plan.importers.ledger import Ledger
-from plan.importers.shell_expand import Expander
+from plan.shell.expand import Expander
 
 
 @dataclass(slots=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from plan.importers.flags import TRANSLATED
 from plan.importers.ledger import Ledger
-from plan.importers.script import Command, Script
-from plan.importers.shell import PRINTERS
+from plan.shell import PRINTERS
+from plan.shell.script import Command, Script
 
 MODEL_FLAGS = (
     "--num-layers",

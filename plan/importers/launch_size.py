@@ -6,11 +6,11 @@ import re
 
 from plan.importers.launch import Launch
 from plan.importers.ledger import Ledger
-from plan.importers.script import Script
-from plan.importers.shell_files import found as found_file
-from plan.importers.shell_opaque import OPAQUE
-from plan.importers.slurm import slurm_options
 from plan.importers.world import Quantity, Statement
+from plan.shell.files import found as found_file
+from plan.shell.opaque import OPAQUE
+from plan.shell.script import Script
+from plan.shell.slurm import slurm_options
 
 SIZE_VARIABLES: dict[str, Quantity] = {
     "NNODES": "nodes",

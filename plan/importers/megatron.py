@@ -24,8 +24,8 @@ from plan.importers.megatron_deepspeed import lay_deepspeed
 from plan.importers.megatron_model import model_section
 from plan.importers.megatron_plan import model_parallel, plan_section
 from plan.importers.megatron_training import training_sections
-from plan.importers.script import Script
 from plan.importers.world import World, agree, cluster_section
+from plan.shell.script import Script
 
 OTHER_MODELS = re.compile(
     r"(pretrain|train)_(bert|t5|ict|vision|vlm|mamba|hybrid|retro|mimo|biencoder)|(multimodal|mimo)/(\w+/)*\w*train\w*\.py"

@@ -11,8 +11,8 @@ from plan.importers import deepspeed, partitioned
 from plan.importers.arguments import Arguments
 from plan.importers.ledger import Ledger
 from plan.importers.megatron_plan import model_parallel
-from plan.importers.script import Script
 from plan.importers.world import World
+from plan.shell.script import Script
 
 
 def lay_deepspeed(

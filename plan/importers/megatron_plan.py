@@ -2,17 +2,17 @@
 
 Each function returns the keys it decides. What the world size decides (data parallelism) stays `auto`; rules between
 values are left to
-`plan.rules`, except those Megatron breaks silently (layers dropped by a virtual pipeline that does not divide).
+`plan.run.rules`, except those Megatron breaks silently (layers dropped by a virtual pipeline that does not divide).
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from plan import supported
 from plan.importers.arguments import Arguments
 from plan.importers.ledger import Ledger
 from plan.importers.megatron_layout import pipeline_layout, virtual_stages
 from plan.importers.partitioned import fsdp
+from plan.run import supported
 
 BYTES_OF_FP32 = 4
 

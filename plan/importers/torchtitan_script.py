@@ -11,9 +11,9 @@ from plan.importers.arguments import is_flag
 from plan.importers.launch import Launch
 from plan.importers.launch_size import size_statements
 from plan.importers.ledger import Ledger, as_number
-from plan.importers.script import Command, Script
 from plan.importers.torchtitan import flatten
 from plan.importers.world import World, agree
+from plan.shell.script import Command, Script
 
 CONFIG_FLAGS = frozenset({"--job.config_file", "--job.config-file", "--job.config"})
 

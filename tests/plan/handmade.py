@@ -8,7 +8,6 @@ Stage 0 holds unit 0 (`embed`), stage 1 unit 1 (`head`). Received tensors live i
 
 from dataclasses import replace
 
-from plan.hashing import program_hash
 from plan.program import (
     Block,
     Bucket,
@@ -25,6 +24,7 @@ from plan.program import (
     StepProgram,
     rank_wide,
 )
+from plan.program.hashing import program_hash
 
 SHAPE = (4, 8)
 BYTES = 128

@@ -2,8 +2,8 @@
 
 import pytest
 
-from plan.edit import drop, drop_call, drop_wait, find, move, move_call, swap
 from plan.program import Instruction, StepProgram, expand
+from plan.program.edit import drop, drop_call, drop_wait, find, move, move_call, swap
 from plan.prove import prove
 from tests.plan.handmade import tiny_program
 

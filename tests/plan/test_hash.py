@@ -4,9 +4,9 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from plan.edit import drop_wait, rebind, swap
-from plan.hashing import program_hash
 from plan.program import Group
+from plan.program.edit import drop_wait, rebind, swap
+from plan.program.hashing import program_hash
 from tests.plan.handmade import tiny_program
 
 AGAIN = "from tests.plan.handmade import tiny_program; print(tiny_program().hash)"

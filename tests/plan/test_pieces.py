@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from plan.compile_blocks import unit_plan
+from plan.compile.blocks import unit_plan
 from plan.ops import OPERATORS, flops_of
 from plan.pieces import Unit, Work, embedding, head, layer, saved_names
+from plan.pieces.shapes import Extents, extents
 from plan.run import Run
-from plan.shapes import Extents, extents
 
 Tiny = Callable[..., Run]
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from plan.edit import drop_wait, find, move_call, rebind, with_class, with_instruction
 from plan.program import StepProgram
+from plan.program.edit import drop_wait, find, move_call, rebind, with_class, with_instruction
 from plan.prove import ProofError, prove, prove_complete, prove_order, prove_storage
-from plan.prove_expanded import prove_expanded
+from plan.prove.expanded import prove_expanded
 from tests.plan.handmade import tiny_program
 
 # Calls of the hand-made program (see its docstring): stage 0 and stage 1.
@@ -303,8 +303,8 @@ def test_a_compiled_program_is_refused_when_a_collective_is_not_waited_for(
 
 
 def test_a_steady_state_is_stepped_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from plan import prove_storage as storage
     from plan.compile import compile_run
+    from plan.prove import storage
     from plan.run import load
 
     taken = []

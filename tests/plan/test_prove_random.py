@@ -9,13 +9,12 @@ from typing import Any
 from hypothesis import Phase, assume, given, reject, settings
 from hypothesis import strategies as st
 
-from plan import edit
 from plan.compile import compile_run
 from plan.errors import InputError
 from plan.presets import merge
-from plan.program import StepProgram
+from plan.program import StepProgram, edit
 from plan.prove import ProofError, prove, prove_storage
-from plan.prove_expanded import prove_expanded
+from plan.prove.expanded import prove_expanded
 from plan.run import load
 from tests.conftest import TINY
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from plan.compile import compile_run
-from plan.edit import drop, find, with_instruction
 from plan.program import Block, Instruction, StepProgram
+from plan.program.edit import drop, find, with_instruction
 from plan.prove import ProofError, prove, prove_complete
-from plan.prove_expanded import prove_expanded
+from plan.prove.expanded import prove_expanded
 from plan.run import load
 from tests.conftest import TINY
 

@@ -1,7 +1,7 @@
 """The text form of a program, to the letter, and the schedule as PyTorch writes it."""
 
 from plan.program import expand
-from plan.text import instruction_text, kernel_text, program_text, schedule_csv, size_text
+from plan.program.text import instruction_text, kernel_text, program_text, schedule_csv, size_text
 from tests.plan.handmade import GEMM, tiny_program
 
 EXPECTED = """\

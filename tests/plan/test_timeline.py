@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plan.chrome_trace import to_chrome
 from plan.errors import InputError
-from plan.skew import periods_s, split
 from plan.timeline import (
     Clock,
     Header,
@@ -21,6 +19,8 @@ from plan.timeline import (
     merge,
     save,
 )
+from plan.timeline.chrome_trace import to_chrome
+from plan.timeline.skew import periods_s, split
 
 HEADER = Header(
     source="measured",

@@ -11,7 +11,7 @@ import pytest
 
 from calibration.profile import CoreSharing, load_profile
 from plan.program import expand
-from plan.skew import split
+from plan.timeline.skew import split
 from simulator.breakdown import fractions
 from simulator.flight import fly
 from tests.simulator.fakes import FakeProfile

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plan.program import Buffer, RankProgram, StepProgram, expand, resolve_buffer
-from plan.text import label_of
+from plan.program.text import label_of
 from simulator.flight import fly
 from simulator.memory import OFF_DEVICE, PART_OF_POOL, PARTS, Rounding, StageMemory, fly_memory, on_allocator
 from tests.simulator.fakes import ALLOCATOR, FakeProfile

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from plan.compile import compile_run
-from plan.edit import drop_wait, find, move, move_call, swap
 from plan.program import StepProgram
+from plan.program.edit import drop_wait, find, move, move_call, swap
 from plan.run import Run
 from tests.trainer.ranks import make_executor
 

@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from plan.compile import compile_run
-from plan.edit import drop_wait, find
 from plan.errors import InputError, UnsoundProgram
 from plan.program import StepProgram, expand
+from plan.program.edit import drop_wait, find
 from plan.run import Run, load
 from plan.timeline import load as load_timeline
 from plan.timeline import merge

@@ -11,9 +11,9 @@ import pytest
 import typer
 
 from plan.compile import compile_run
-from plan.edit import drop_wait, find
 from plan.errors import InputError
 from plan.program import StepProgram
+from plan.program.edit import drop_wait, find
 from plan.run import Run
 from tests.windtunnel.conftest import Called
 from windtunnel import __main__, cli, demo

@@ -8,7 +8,7 @@ from plan.errors import InputError
 from plan.importers import flags, import_file
 from plan.importers.arguments import Arguments
 from plan.importers.ledger import Ledger
-from plan.importers.shell_expand import Expander
+from plan.shell.expand import Expander
 from tests.plan.importers.imported import imported, said, script
 
 

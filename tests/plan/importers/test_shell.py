@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plan.errors import InputError
-from plan.importers.script import Script
-from plan.importers.shell import read_script
+from plan.shell import read_script
+from plan.shell.script import Script
 
 
 def words(script: Script, number: int = 0) -> list[str]:

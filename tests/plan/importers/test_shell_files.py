@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from plan.importers import import_file
-from plan.importers.shell import read_script
+from plan.shell import read_script
 from tests.plan.importers.imported import SHAPE, imported, said, script
 
 DEEPSPEED = '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": STAGE}, "bf16": {"enabled": true}}'

@@ -1,0 +1,27 @@
+"""The words of a step program: streams, memory pools, phases, roles of groups, communications, element types."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Stream = Literal["compute", "tp", "dp", "send_fwd", "recv_fwd", "send_bwd", "recv_bwd", "h2d", "d2h", "cpu", "disk"]
+STREAMS: tuple[Stream, ...] = (
+    "compute", "tp", "dp", "send_fwd", "recv_fwd", "send_bwd", "recv_bwd", "h2d", "d2h", "cpu", "disk",
+)  # fmt: skip
+Pool = Literal["weight", "grad", "optim", "act", "stash", "gather", "comm", "work", "host", "nvme"]
+OFF_DEVICE: tuple[Pool, ...] = ("host", "nvme")
+Phase = Literal["F", "R", "B", "W", "step"]  # R: recompute
+Role = Literal["tp", "dp", "pp_next", "pp_prev", "embed", "model", "world"]
+CommOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "recv", "exchange"]
+
+Reduce = Literal["", "sum", "max"]
+
+DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "int32": 4, "uint8": 1}
+
+
+def numel(shape: tuple[int, ...]) -> int:
+    """Number of elements of `shape`."""
+    total = 1
+    for extent in shape:
+        total *= extent
+    return total

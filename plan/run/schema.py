@@ -1,0 +1,228 @@
+"""The file edge: what each section of a run file may contain, as pydantic models.
+
+With `plan.run.reading` the only module that imports pydantic; `plan.run.load` imports it when it has a file to read. A
+spec says which keys exist, which kind of value each takes and what is assumed when it is left out; `None` means
+"derive it" (`auto` in a file). Turning specs into the frozen dataclasses the program works with is done in
+`plan.run.resolve`; rules *between* values are in `plan.run.rules`.
+
+`plan.run.reading` reads a section through its spec and turns pydantic's errors into our sentences.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from plan import numbers
+
+AUTO = "auto"
+
+
+def _auto_is_none(value: object) -> object:
+    return None if value == AUTO else value
+
+
+Number = Annotated[float, BeforeValidator(numbers.number)]
+Positive = Annotated[Number, Field(gt=0)]
+NotNegative = Annotated[Number, Field(ge=0)]
+Fraction = Annotated[Number, Field(ge=0, le=1)]
+Dropout = Annotated[Number, Field(ge=0, lt=1)]
+Whole = Annotated[int, BeforeValidator(numbers.integer)]
+MOST = 10**12  # of anything that is counted: beyond it the search for a nearest divisor would not end
+Count = Annotated[Whole, Field(ge=1, le=MOST)]
+CountOrZero = Annotated[Whole, Field(ge=0, le=MOST)]
+Gib = Annotated[float, BeforeValidator(numbers.gib), Field(gt=0)]
+Megabytes = Annotated[float, BeforeValidator(numbers.megabytes), Field(gt=0)]
+Microseconds = Annotated[float, BeforeValidator(numbers.microseconds), Field(ge=0)]
+GbPerS = Annotated[float, BeforeValidator(numbers.gb_per_s), Field(gt=0)]
+Auto = BeforeValidator(_auto_is_none)
+Place = Literal["none", "cpu", "nvme"]
+
+
+class Spec(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RopeScalingSpec(Spec):
+    kind: Literal["linear", "llama3"]
+    factor: Positive
+    low_freq_factor: Positive = 1.0
+    high_freq_factor: Positive = 4.0
+    original_max_positions: Count = 8192
+
+
+class RopeSpec(Spec):
+    theta: Positive = 10000.0
+    scaling: Literal["none"] | RopeScalingSpec = "none"
+
+
+class ModelSpec(Spec):
+    name: str = "custom"
+    layers: Count
+    hidden: Count
+    heads: Count
+    kv_heads: Annotated[Count | None, Auto] = None
+    head_dim: Annotated[Count | None, Auto] = None
+    ffn: Annotated[Count | None, Auto] = None
+    vocab: Count
+    seq_length: Count
+    max_positions: Annotated[Count | None, Auto] = None
+    activation: Literal["gelu", "swiglu"] = "gelu"
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    positions: Literal["learned", "rotary", "alibi"] = "learned"
+    tied_embeddings: bool = True
+    bias: bool = True
+    qkv_bias: Annotated[bool | None, Auto] = None
+    embedding_norm: bool = False
+    dropout: Dropout = 0.0
+    attention_dropout: Dropout = 0.0
+    norm_eps: Positive = 1e-5
+    rope: RopeSpec = RopeSpec()
+    init_std: Positive = 0.02
+    vocab_multiple: Count = 128
+
+
+class LinkSpec(Spec):
+    bandwidth_gb_s: GbPerS
+    latency_us: Microseconds
+
+
+class NicsSpec(Spec):
+    count: Count
+    bandwidth_gb_s: GbPerS
+    latency_us: Microseconds
+
+
+class HostSpec(Spec):
+    cores: Count
+    memory_gib: Gib
+
+
+class FabricSpec(Spec):
+    kind: Literal["rail", "fat-tree"] = "rail"
+    oversubscription: Annotated[Number, Field(ge=1)] = 1.0
+
+
+class ClusterSpec(Spec):
+    name: str = "custom"
+    device: Literal["cuda", "cpu"] = "cuda"
+    gpu: str
+    gpus: Annotated[Count | None, Auto] = None
+    gpus_per_node: Annotated[Count | None, Auto] = None
+    nodes: Annotated[Count | None, Auto] = None
+    profile: Annotated[str | None, Auto] = None
+    gpu_memory_gib: Annotated[Gib | None, Auto] = None
+    peak_tflops: dict[Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8"], Positive] | None = None
+    nvlink: LinkSpec
+    nics: NicsSpec
+    pcie_gb_s: GbPerS
+    gpus_per_pcie: Count = 1
+    host: Annotated[HostSpec | None, Auto] = None
+    fabric: FabricSpec = FabricSpec()
+    price_per_gpu_hour: NotNegative = 0.0
+    threads_per_rank: Annotated[Count | None, Auto] = None
+
+
+class ZeroSpec(Spec):
+    prefetch: Annotated[NotNegative | None, Auto] = None
+    live: Annotated[NotNegative | None, Auto] = None
+    persist_below: Annotated[NotNegative | None, Auto] = None
+    reshard: bool = True
+
+
+class OffloadSpec(Spec):
+    optimizer: Place = "none"
+    parameters: Place = "none"
+    activations: Place = "none"
+    fraction: Fraction = 1.0
+
+
+class CommunicationSpec(Spec):
+    bucket_mb: Annotated[Megabytes | None, Auto] = None
+    overlap: bool = True
+    allreduce: Literal["auto", "ring", "tree", "hierarchical"] = "auto"
+    order: str = "auto"
+
+
+class RecomputeLayersSpec(Spec):
+    layers: Count
+
+
+class PlanSpec(Spec):
+    implementation: Literal["windtunnel", "megatron", "deepspeed", "torch-fsdp"] = "windtunnel"
+    tensor_parallel: Count = 1
+    sequence_parallel: bool = False
+    pipeline_parallel: Count = 1
+    virtual_pipeline: Count = 1
+    pipeline_layout: Literal["auto", "even"] | Annotated[list[Count], Field(min_length=1)] = "auto"
+    microbatch_group: Annotated[Count | None, Auto] = None
+    context_parallel: Count = 1
+    expert_parallel: Count = 1
+    data_parallel: Annotated[Count | None, Auto] = None
+    rank_order: str = "tp-cp-ep-dp-pp"
+    schedule: Annotated[str | None, Auto] = None
+    zero_stage: Annotated[Whole, Field(ge=0, le=3)] = 1
+    zero: ZeroSpec = ZeroSpec()
+    offload: OffloadSpec = OffloadSpec()
+    micro_batch_size: Count = 1
+    global_batch_size: Annotated[Count | None, Auto] = None
+    recompute: Literal["none", "selective", "full"] | RecomputeLayersSpec = "none"
+    partition_activations: bool = False
+    precision: Literal["fp64", "fp32", "fp16", "bf16", "fp8"] = "bf16"
+    gradient_dtype: Annotated[Literal["fp64", "fp32", "bf16", "fp16"] | None, Auto] = None
+    attention: Annotated[Literal["unfused", "flash", "cudnn"] | None, Auto] = None
+    kernels: Annotated[Literal["eager", "compiled", "triton"] | None, Auto] = None
+    launch_blocking: bool = False
+    loss_chunks: Annotated[Count | None, Auto] = None
+    hybrid: Literal["none", "zero3-ffn"] = "none"
+    gradient_compression: Literal["none", "onebit-adam"] = "none"
+    communication: CommunicationSpec = CommunicationSpec()
+
+
+class LrScheduleSpec(Spec):
+    kind: Literal["constant", "linear", "cosine"] = "cosine"
+    warmup_steps: CountOrZero = 100
+    decay_steps: Count = 10000
+    min_lr: Annotated[NotNegative | None, Auto] = None
+
+
+class OptimizerSpec(Spec):
+    name: Literal["adamw"] = "adamw"
+    lr: NotNegative = 6.0e-5
+    betas: Annotated[list[Annotated[Number, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.95]
+    eps: Positive = 1.0e-8
+    weight_decay: NotNegative = 0.1
+    clip_norm: NotNegative = 1.0
+    schedule: LrScheduleSpec = LrScheduleSpec()
+
+
+class TrainSpec(Spec):
+    steps: Count = 100
+    seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 1234
+    record_every: Annotated[Count | None, Auto] = None
+    eval_every: CountOrZero = 0
+
+
+class DataSpec(Spec):
+    path: str = "builtin"
+
+
+class CheckpointSpec(Spec):
+    every: CountOrZero = 0
+    path: str = AUTO
+
+
+class BudgetSpec(Spec):
+    tokens: Positive | None = None
+    price_per_gpu_hour: NotNegative | None = None
+
+
+SECTIONS: dict[str, type[Spec]] = {
+    "model": ModelSpec,
+    "cluster": ClusterSpec,
+    "plan": PlanSpec,
+    "optimizer": OptimizerSpec,
+    "train": TrainSpec,
+    "data": DataSpec,
+    "checkpoint": CheckpointSpec,
+    "budget": BudgetSpec,
+}

@@ -1,0 +1,181 @@
+"""What parses but is not yet forecast: one table, edited when a strategy lands.
+
+Never ignored, never approximated: a run that uses any of it ends in "not yet forecast" with the nearest supported plan.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from plan.deepspeed import reduces_to_all
+from plan.parallel import Plan, Zero
+from plan.run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One key of the language: how to read it from a run, the values supported, and what to use instead of the
+    others: the same for every run, or what this one lacks."""
+
+    key: str
+    value: Callable[[Run], object]
+    supported: tuple[object, ...]
+    instead: str | Callable[[Run], str]
+
+
+def _implementation(run: Run) -> object:
+    """DeepSpeed's ZeRO-3 fetches module by module, which is not compiled."""
+    plan = run.plan
+    later = plan.implementation == "deepspeed" and plan.zero_stage == 3
+    return f"deepspeed with zero_stage {plan.zero_stage}" if later else plan.implementation
+
+
+FEATURES: tuple[Feature, ...] = (
+    Feature(
+        "plan.implementation",
+        _implementation,
+        ("windtunnel", "megatron", "deepspeed"),
+        "implementation: windtunnel",
+    ),
+    Feature(
+        "plan.schedule",
+        lambda run: run.plan.schedule,
+        ("gpipe", "1f1b", "interleaved-1f1b"),
+        "schedule: 1f1b or interleaved-1f1b",
+    ),
+    Feature(
+        "plan.zero_stage",
+        lambda run: run.plan.zero_stage if run.plan.implementation == "megatron" else 0,
+        (0, 1),
+        "zero_stage: 1, which is Megatron-LM's distributed optimizer, or implementation: windtunnel",
+    ),
+    Feature("plan.zero.prefetch", lambda run: _gathers(run).prefetch, (None,), "prefetch: auto, which is one unit"),
+    Feature("plan.zero.live", lambda run: _gathers(run).live, (None,), "live: auto, which is two units"),
+    Feature(
+        "plan.zero.reshard",
+        lambda run: _gathers(run).reshard,
+        (True,),
+        lambda run: _kept_weights(run.plan),
+    ),
+    Feature(
+        "plan.context_parallel",
+        lambda run: run.plan.context_parallel,
+        (1,),
+        "context_parallel: 1 with sequence_parallel: true",
+    ),
+    Feature(
+        "plan.expert_parallel", lambda run: run.plan.expert_parallel, (1,), "expert_parallel: 1 (dense models only)"
+    ),
+    Feature("plan.rank_order", lambda run: run.plan.rank_order, ("tp-cp-ep-dp-pp",), "rank_order: tp-cp-ep-dp-pp"),
+    Feature(
+        "plan.recompute", lambda run: run.plan.recompute, ("none", "selective", "full", "layers"), "recompute: full"
+    ),
+    Feature("plan.precision", lambda run: run.plan.precision, ("fp64", "fp32", "bf16", "fp16"), "precision: bf16"),
+    Feature(
+        "plan.gradient_dtype",
+        lambda run: _gradient_dtype(run.plan),
+        ("fp64", "fp32", "bf16", "fp16"),
+        "gradient_dtype: fp32, or the plan's precision",
+    ),
+    Feature("plan.attention", lambda run: run.plan.attention, ("unfused", "flash", "cudnn"), "attention: flash"),
+    Feature("plan.kernels", lambda run: run.plan.kernels, ("eager", "compiled", "triton"), "kernels: compiled"),
+    Feature(
+        "plan.offload.optimizer",
+        lambda run: _offloaded(run.plan.offload.optimizer, run.plan),
+        ("none", "cpu"),
+        "offload.optimizer: cpu with implementation: windtunnel",
+    ),
+    Feature(
+        "plan.offload.parameters",
+        lambda run: _parameters_offloaded(run.plan),
+        ("none", "cpu"),
+        lambda run: _parameters_instead(run.plan),
+    ),
+    Feature("plan.offload.activations", lambda run: run.plan.offload.activations, ("none",), "recompute: full"),
+    Feature("plan.hybrid", lambda run: run.plan.hybrid, ("none",), "hybrid: none with sequence_parallel: true"),
+    Feature(
+        "plan.gradient_compression", lambda run: run.plan.gradient_compression, ("none",), "gradient_compression: none"
+    ),
+    Feature(
+        "plan.loss_chunks",
+        lambda run: 1 if run.plan.tensor_parallel == 1 else run.plan.loss_chunks,
+        (1,),
+        "loss_chunks: 1, or tensor_parallel: 1",
+    ),
+    Feature(
+        "cluster.fabric.oversubscription",
+        lambda run: run.cluster.fabric.oversubscription,
+        (1.0,),
+        "oversubscription: 1.0, or nics.bandwidth_gb_s at the share that reaches the spine",
+    ),
+    Feature(
+        "plan.communication.allreduce",
+        lambda run: run.plan.communication.allreduce,
+        ("auto", "ring", "tree"),
+        "allreduce: auto",
+    ),
+    Feature("plan.communication.order", lambda run: run.plan.communication.order, ("auto",), "order: auto"),
+)
+
+
+def _gathers(run: Run) -> Zero:
+    """How parameters are gathered, where they are (`plan.run.rules` refuses the keys where they are not)."""
+    return run.plan.zero if run.plan.zero_stage == 3 else Zero()
+
+
+def _offloaded(device: str, plan: Plan) -> str:
+    """Where our own trainer keeps what is offloaded; other implementations copy in another order."""
+    own = plan.implementation == "windtunnel" or device == "none" or reduces_to_all(plan)
+    return device if own else f"{device} with implementation {plan.implementation}"
+
+
+def _parameters_offloaded(plan: Plan) -> str:
+    """Parameters on the host are a shard that the host steps too."""
+    device = _offloaded(plan.offload.parameters, plan)
+    if device == "cpu" and plan.offload.optimizer == "none":
+        return "cpu with optimizer none"
+    if device == "cpu" and plan.data_parallel == 1:
+        return "cpu with data_parallel 1"
+    return device
+
+
+def _parameters_instead(plan: Plan) -> str:
+    """What a plan lacks to keep its parameters on the host."""
+    lacks = {
+        "implementation: windtunnel": plan.implementation != "windtunnel",
+        "offload.optimizer: cpu": plan.offload.optimizer != "cpu",
+        "offload.parameters: cpu": plan.offload.parameters != "cpu",
+        "zero_stage: 3": plan.zero_stage != 3,
+        "data_parallel: 2 or more": plan.data_parallel == 1,
+    }
+    return f"the same with {', '.join(key for key, lacking in lacks.items() if lacking)}"
+
+
+def _kept_weights(plan: Plan) -> str:
+    """The stage that keeps weights gathered, of those that a pipeline admits."""
+    if plan.pipeline_parallel > 1:
+        return "zero_stage: 1, the highest that a pipeline admits, which keeps the weights whole"
+    return "zero_stage: 2, which keeps the weights from forward to backward and for all micro-batches"
+
+
+def _gradient_dtype(plan: Plan) -> str:
+    """Main gradients are wide, or of the type the products compute in."""
+    if plan.gradient_dtype in ("fp64", "fp32", plan.precision):
+        return plan.gradient_dtype
+    return f"{plan.gradient_dtype} with precision {plan.precision}"
+
+
+def problems(run: Run) -> list[str]:
+    """A sentence for each feature the run uses that is not supported."""
+    return [
+        f"{feature.key} {_text(feature.value(run))} is not yet forecast; nearest supported: {_instead(feature, run)}"
+        for feature in FEATURES
+        if feature.value(run) not in feature.supported
+    ]
+
+
+def _instead(feature: Feature, run: Run) -> str:
+    return feature.instead if isinstance(feature.instead, str) else feature.instead(run)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,78 @@
+"""Assignments of a launch script (`A=1`, `A+=" --x"`, `A=( … )`, `A[2]=x`, `declare -A M=([7b]=32)`), and the numbers
+that `{1..8}` counts. An element of an associative array is kept as a variable of the name `M[7b]`.
+"""
+
+import re
+
+from plan.errors import InputError
+from plan.shell.expand import Value
+from plan.shell.script import Script
+from plan.shell.tree import Assign
+
+MOST = 100_000
+
+
+def assigned(script: Script, assign: Assign) -> None:
+    """Carry out one assignment, and remember which variables its value was made from."""
+    expander = script.expander
+    expander.used.clear()
+    old = expander.variables.get(assign.name)
+    if assign.name in expander.maps:
+        _into_map(script, assign)
+        return
+    if assign.items is not None:
+        items = [field for raw in assign.items for field in expander.fields(raw)]
+        blank = [item for item in items if item.strip() == ""]
+        if blank:
+            script.warnings.append(
+                f"array {assign.name}: a backslash followed by a blank adds an empty argument; it is dropped"
+            )
+        value: Value = [item for item in items if item.strip()]
+        if assign.append and old is not None:
+            value = [*([old] if isinstance(old, str) else old), *value]
+    elif assign.index is not None:
+        value = _element(script, assign, old)
+    else:
+        text = expander.text(assign.value)
+        value = text
+        if assign.append and old is not None:
+            value = [old[0] + text if old else text, *old[1:]] if isinstance(old, list) else old + text
+    script.made_from[assign.name] = set(expander.used) | (
+        script.made_from.get(assign.name, set()) if assign.append else set()
+    )
+    expander.variables[assign.name] = value
+
+
+def _element(script: Script, assign: Assign, old: Value | None) -> Value:
+    """The array with one element set; an index that is not known adds to its end."""
+    items = list(old) if isinstance(old, list) else [] if old is None else [old]
+    place = script.expander.arithmetic((assign.index or "")[1:-1])
+    number = len(items) if script.expander.why(place) else int(place)
+    text = script.expander.text(assign.value)
+    if not -len(items) <= number <= MOST:
+        raise InputError(f"{assign.name}{assign.index}: the array has no element {number}")
+    items += [""] * (number + 1 - len(items))
+    items[number] = text
+    return items
+
+
+def _into_map(script: Script, assign: Assign) -> None:
+    expander = script.expander
+    if assign.items is None:
+        key = expander.text((assign.index or "[]")[1:-1])
+        expander.variables[f"{assign.name}[{key}]"] = expander.text(assign.value)
+    for raw in assign.items or ():
+        if match := re.match(r"\[(.*?)\]=(.*)$", raw, re.DOTALL):
+            expander.variables[f"{assign.name}[{expander.text(match[1])}]"] = expander.text(match[2])
+
+
+def counted(raw: str) -> list[str]:
+    """`{1..8}` and `{0..100..10}` as bash counts them; empty for any other word."""
+    match = re.fullmatch(r"\{(-?\d{1,9})\.\.(-?\d{1,9})(?:\.\.(-?\d{1,9}))?\}", raw)
+    if match is None:
+        return []
+    first, last = int(match[1]), int(match[2])
+    step = max(1, abs(int(match[3] or 1))) * (1 if last >= first else -1)
+    if abs(last - first) // abs(step) > MOST:
+        raise InputError(f"{raw} counts more than {MOST:,} steps")
+    return [str(number) for number in range(first, last + (1 if step > 0 else -1), step)]

@@ -1,0 +1,131 @@
+"""Truth of the conditions in a launch script: `[ ]`, `test`, `[[ ]]`. Three-valued: None when it depends on what is not
+known.
+
+Asking whether an undefined variable is empty has an answer: `if [ -z "$NNODES" ]; then NNODES=1; fi` means what it
+says, and so do `[ "$X" ]`, `[ "$X" = "" ]` and `[ x$X = x ]`. Comparing it with anything else has none, because its
+value was to come from outside; the variable is remembered in `Expander.tested`. Under `set -u` an undefined variable
+stops the script, so it must come from outside, and even its emptiness is unknown; so it is after a sourced file that
+nobody could read. Tests of files and of command output are unknown.
+"""
+
+import fnmatch
+
+from plan.shell.expand import Expander
+from plan.shell.opaque import OPAQUE
+
+FILE_TESTS = frozenset("-f -d -e -s -r -w -x -L -h -p -S -nt -ot -t -v -o".split())
+INTEGER_TESTS = {
+    "-eq": lambda a, b: a == b,
+    "-ne": lambda a, b: a != b,
+    "-lt": lambda a, b: a < b,
+    "-le": lambda a, b: a <= b,
+    "-gt": lambda a, b: a > b,
+    "-ge": lambda a, b: a >= b,
+}
+
+
+def truth(words: list[str], expander: Expander, double: bool) -> bool | None:
+    """Truth of the raw words of one test, brackets included; `double` for `[[ ]]`, where words are not split and `==`
+    is a glob.
+    """
+    inner = words[1:-1] if words and words[-1] in ("]", "]]") else words[1:]
+    tokens: list[str] = []
+    for raw in inner:
+        tokens += (
+            [expander.text(raw)]
+            if double or raw.startswith('"')
+            else (expander.fields(raw) or [""] * ("$" in raw and '"' in raw))
+        )
+    return _Or(tokens, expander, double).parse()
+
+
+class _Or:
+    """Precedence: || (or -o) < && (or -a) < ! < primary."""
+
+    def __init__(self, tokens: list[str], expander: Expander, double: bool) -> None:
+        self.tokens, self.expander, self.double = tokens, expander, double
+
+    def parse(self) -> bool | None:
+        result = self._and()
+        while self.tokens[:1] in (["||"], ["-o"]):
+            self.tokens.pop(0)
+            result = either(result, self._and())
+        return result
+
+    def _and(self) -> bool | None:
+        result = self._not()
+        while self.tokens[:1] in (["&&"], ["-a"]):
+            self.tokens.pop(0)
+            result = both(result, self._not())
+        return result
+
+    def _not(self) -> bool | None:
+        if self.tokens[:1] == ["!"]:
+            self.tokens.pop(0)
+            return negate(self._not())
+        if self.double and self.tokens[:1] == ["("]:
+            self.tokens.pop(0)
+            result = self.parse()
+            if self.tokens[:1] == [")"]:
+                self.tokens.pop(0)
+            return result
+        return self._primary()
+
+    def _primary(self) -> bool | None:
+        tokens = self.tokens
+        if not tokens:
+            return False
+        if len(tokens) >= 3 and (tokens[1] in ("=", "==", "!=", "=~", "<", ">") or tokens[1] in INTEGER_TESTS):
+            left, operator, right = tokens[:3]
+            del tokens[:3]
+            return self._compare(left, operator, right)
+        if tokens[0] in ("-z", "-n") and len(tokens) >= 1:
+            operator = tokens.pop(0)
+            value = self._known(tokens.pop(0)) if tokens and tokens[0] not in ("&&", "||") else ""
+            return None if value is None else (value == "") == (operator == "-z")
+        if tokens[0] in FILE_TESTS and len(tokens) >= 2:
+            del tokens[:2]
+            return None
+        value = self._known(tokens.pop(0))
+        return None if value is None else value != ""
+
+    def _known(self, text: str) -> str | None:
+        """The text with undefined variables as empty; None when anything else in it is unknown."""
+        reasons = self.expander.why(text)
+        if self.expander.nounset or self.expander.unread or any(entry.kind != "undefined" for entry in reasons):
+            self.expander.tested += reasons
+            return None if reasons else text
+        return OPAQUE.sub("", text)
+
+    def _compare(self, left: str, operator: str, right: str) -> bool | None:
+        known_left, known_right = self._known(left), self._known(right)
+        if known_left is None or known_right is None or operator in ("=~", "<", ">"):
+            return None
+        reasons = self.expander.why(left + right)
+        if reasons and (operator in INTEGER_TESTS or known_left != known_right):  # not the question whether it is empty
+            self.expander.tested += reasons
+            return None
+        if operator in INTEGER_TESTS:
+            try:
+                return bool(INTEGER_TESTS[operator](int(known_left or 0), int(known_right or 0)))
+            except ValueError:
+                return None
+        same = fnmatch.fnmatchcase(known_left, known_right) if self.double else known_left == known_right
+        return same == (operator != "!=")
+
+
+def negate(value: bool | None) -> bool | None:
+    """Three-valued not."""
+    return None if value is None else not value
+
+
+def both(left: bool | None, right: bool | None) -> bool | None:
+    """Three-valued and."""
+    if left is False or right is False:
+        return False
+    return None if left is None or right is None else True
+
+
+def either(left: bool | None, right: bool | None) -> bool | None:
+    """Three-valued or."""
+    return negate(both(negate(left), negate(right)))

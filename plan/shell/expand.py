@@ -1,0 +1,303 @@
+"""Values of shell words: variables, defaults, arrays, arithmetic, quoting and word splitting.
+
+What cannot be known without running something (an unset variable, the output of a command, a value that depends on an
+unknown condition) becomes an *opaque* value: a marker inside the string that remembers why. Opaque values travel
+harmlessly through paths and log options; whoever needs the value of one calls `Expander.why` and gets the sentence for
+the user. Nothing is ever executed.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from plan.errors import InputError
+from plan.shell.arithmetic import evaluate
+from plan.shell.opaque import OPAQUE, Kind, Opaque, shown
+from plan.shell.operate import operate
+from plan.shell.substitute import substitute
+
+Value = str | list[str]
+SHELL_OWN = frozenset({"RANDOM", "SECONDS", "HOSTNAME", "PWD", "HOME", "USER", "UID", "PPID"})
+"""Variables the shell itself sets: known to exist, not known in value."""
+ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
+MAXIMUM_LENGTH = 1_000_000
+NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
+
+
+@dataclass(slots=True)
+class Expander:
+    """Expands raw words over `variables`; counts which variables each value was made from in `used`."""
+
+    variables: dict[str, Value] = field(default_factory=dict)
+    opaques: list[Opaque] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+    tested: list[Opaque] = field(default_factory=list)
+    """Why the conditions of the current command are unknown."""
+    maps: set[str] = field(default_factory=set)
+    """Names of associative arrays."""
+    nounset: bool = False
+    """Whether `set -u` is on."""
+    unread: str = ""
+    """A sourced file that nobody could read, as a sentence: what it defines is unknown."""
+    file: Callable[[str], str | None] = lambda name: None
+    """The text of a file by the name the script uses, where it is known."""
+    name: str = "./script.sh"
+    """What `$0` is: the script, seen from its folder."""
+
+    def opaque(self, kind: Kind, detail: str, beside: str = "") -> str:
+        """A marker string standing for an unknown value."""
+        entry = Opaque(kind, detail, beside)
+        if entry not in self.opaques:
+            self.opaques.append(entry)
+        return f"\ue000{self.opaques.index(entry)}\ue001"
+
+    def why(self, text: str) -> list[Opaque]:
+        """The reasons a string is not fully known, in order; empty when it is."""
+        return [self.opaques[int(number)] for number in OPAQUE.findall(text)]
+
+    def show(self, text: str) -> str:
+        """The string as a user may read it: unknown parts as `$NAME` or `<command>`."""
+        return OPAQUE.sub(lambda m: shown(self.opaques[int(m.group(1))]), text)
+
+    def text(self, raw: str) -> str:
+        """Expand to one string, without word splitting (assignments, heredocs, case words)."""
+        return " ".join(_Walk(self, raw, split=False).fields())
+
+    def fields(self, raw: str) -> list[str]:
+        """Expand to the fields a command receives, with word splitting of what is unquoted."""
+        return _Walk(self, raw, split=True).fields()
+
+    def heredoc(self, body: str) -> str:
+        """Expand variables in a heredoc body; quotes are plain characters there."""
+        return _Walk(self, body, split=False, here=True).joined()
+
+    def read(self, name: str) -> Value:
+        """Value of a variable, opaque when unset."""
+        self.used.add(name)
+        if name in self.variables:
+            return self.variables[name]
+        if name in "@*":
+            self.notes.append("extra arguments of the script ($@) are taken as none")
+            return []
+        if name == "#":
+            return str(len(self.variables.get("@", [])))
+        if name in "?!$-":
+            return self.opaque("unsupported", f"${name}")
+        if name in ("0", "BASH_SOURCE"):
+            return self.name
+        if name in SHELL_OWN:
+            return self.opaque("command", f"${name}")
+        if name.isdigit():
+            return self.opaque("positional", f"${name}")
+        return self.opaque("undefined", f"${name}", self.unread)
+
+    def arithmetic(self, expression: str) -> str:
+        """Value of `$(( expression ))`; unknown operands make it opaque, with their reason."""
+        text = (
+            self.text('"' + expression.replace('"', "") + '"') if "$" in expression or "`" in expression else expression
+        )
+        names: list[str] = []
+        pending: list[str] = []
+
+        def lookup(name: str) -> int:
+            value = self.read(name)
+            value = value[0] if isinstance(value, list) and value else value
+            if not isinstance(value, str) or self.why(value):
+                names.append(value if isinstance(value, str) else "")
+                return 1
+            if name in pending:
+                raise InputError(f"$(({expression.strip()})): the variable {name} refers to itself")
+            pending.append(name)
+            number = evaluate(value, lookup) if value.strip() else 0
+            pending.pop()
+            return number
+
+        if self.why(text):
+            return next(iter(OPAQUE.finditer(text))).group(0)
+        result = evaluate(text, lookup)
+        return names[0] if names else str(result)
+
+
+class _Walk:
+    """One pass over one raw word."""
+
+    def __init__(self, owner: Expander, raw: str, split: bool, here: bool = False) -> None:
+        self.owner, self.raw, self.split, self.here = owner, raw, split, here
+        self.at = 0
+        self.done: list[str] = []
+        self.current: list[str] = []
+        self.started = False
+        self.length = 0
+
+    def joined(self) -> str:
+        self.fields()
+        return "".join(self.done)
+
+    def fields(self) -> list[str]:
+        while self.at < len(self.raw):
+            char = self.raw[self.at]
+            if char == "\\":
+                self._escape(quoted=self.here)
+            elif char == "'" and not self.here:
+                end = self.raw.index("'", self.at + 1)
+                self._literal(self.raw[self.at + 1 : end])
+                self.at = end + 1
+            elif char == '"' and not self.here:
+                self._double()
+            elif char == "$" and self.raw[self.at + 1 : self.at + 2] in ("'", '"') and not self.here:
+                self._ansi()
+            elif char in "$`":
+                self._spread(self._dollar(), quoted=self.here)
+            else:
+                self._literal(char)
+                self.at += 1
+        self._close()
+        return self.done
+
+    def _ansi(self) -> None:
+        """`$'a\\tb'` with its escapes; `$"text"` (for translation) is `"text"`."""
+        self.at += 1
+        if self.raw[self.at] == '"':
+            return
+        end = self.raw.index("'", self.at + 1)
+        self._literal(re.sub(r"\\(.)", lambda m: ESCAPES.get(m[1], m[1]), self.raw[self.at + 1 : end]))
+        self.at = end + 1
+
+    def _literal(self, text: str) -> None:
+        self.length += len(text)
+        if self.length > MAXIMUM_LENGTH:  # A=$A$A, some thirty times
+            raise InputError(f"{self.raw[:60]!r} expands to more than {MAXIMUM_LENGTH:,} characters")
+        self.current.append(text)
+        self.started = True
+
+    def _close(self) -> None:
+        if self.started:
+            self.done.append("".join(self.current))
+        self.current, self.started = [], False
+
+    def _escape(self, quoted: bool) -> None:
+        following = self.raw[self.at + 1 : self.at + 2]
+        if following == "\n":
+            pass
+        elif quoted and following not in '$`"\\':
+            self._literal("\\" + following)
+        else:
+            self._literal(following)
+        self.at += 2
+
+    def _double(self) -> None:
+        self.at += 1
+        self.started = True
+        while self.raw[self.at] != '"':
+            char = self.raw[self.at]
+            if char == "\\":
+                self._escape(quoted=True)
+            elif char in "$`":
+                self._spread(self._dollar(), quoted=True)
+            else:
+                self._literal(char)
+                self.at += 1
+        self.at += 1
+
+    def _spread(self, value: Value, quoted: bool) -> None:
+        """Put an expanded value into the fields: arrays as several, unquoted strings split at blanks."""
+        if isinstance(value, str):
+            pieces = [value] if quoted or not self.split else _split(value)
+        elif not self.split or self.here:
+            pieces = [" ".join(value)]
+        else:
+            pieces = value if quoted else [piece for item in value for piece in _split(item)]
+        if isinstance(value, str) and not quoted and self.split:
+            if value[:1].isspace():
+                self._close()
+            self._pieces(pieces)
+            if value[-1:].isspace():
+                self._close()
+            return
+        self._pieces(pieces)
+
+    def _pieces(self, pieces: list[str]) -> None:
+        for number, piece in enumerate(pieces):
+            if number:
+                self._close()
+            self._literal(piece)
+
+    def _dollar(self) -> Value:
+        raw, start = self.raw, self.at
+        if raw[start] == "`":
+            end = raw.index("`", start + 1)
+            self.at = end + 1
+            return substitute(self.owner, raw[start + 1 : end])
+        if raw.startswith("$[", start):
+            return self.owner.arithmetic(self._bracketed(start + 1, "[", "]"))
+        if raw.startswith("$((", start):
+            body = self._bracketed(start + 1, "(", ")")
+            if body.startswith("(") and body.endswith(")"):
+                return self.owner.arithmetic(body[1:-1])
+            return substitute(self.owner, body)
+        if raw.startswith("$(", start):
+            return substitute(self.owner, self._bracketed(start + 1, "(", ")"))
+        if raw.startswith("${", start):
+            return self._braced(self._bracketed(start + 1, "{", "}"))
+        match = NAME.match(raw, start + 1)
+        if not match:
+            self.at += 1
+            return "$"
+        self.at = match.end()
+        value = self.owner.read(match.group())
+        return (value[0] if value else "") if isinstance(value, list) and match.group() not in "@*" else value
+
+    def _bracketed(self, start: int, opening: str, closing: str) -> str:
+        depth = 0
+        for position in range(start, len(self.raw)):
+            depth += (self.raw[position] == opening) - (self.raw[position] == closing)
+            if depth == 0:
+                self.at = position + 1
+                return self.raw[start + 1 : position]
+        raise InputError(f"{self.raw[start:]!r}: {opening} is never closed")
+
+    def _braced(self, body: str) -> Value:
+        if body.startswith("#") and len(body) > 1:
+            value = self._element(body[1:])
+            return str(len(value)) if not isinstance(value, str) or not self.owner.why(value) else value
+        match = re.match(r"(!?)([A-Za-z_]\w*|[0-9@*]+)(\[[^\]]*\])?(.*)$", body, re.DOTALL)
+        if not match:
+            return self.owner.opaque("unsupported", "${" + body + "}")
+        indirect, name, index, operation = match.groups()
+        if indirect:
+            target = self.owner.read(name)
+            if operation or index or not isinstance(target, str) or self.owner.why(target):
+                return self.owner.opaque("unsupported", "${" + body + "}")
+            return self.owner.read(target)
+        value = self._element(name + (index or ""))
+        return operate(self.owner, name, value, operation) if operation else value
+
+    def _element(self, reference: str) -> Value:
+        name, _, index = reference.partition("[")
+        index = index.rstrip("]")
+        if not index:
+            value = self.owner.read(name)
+            return (value[0] if value else "") if isinstance(value, list) and name not in "@*" else value
+        if name in self.owner.maps:
+            return self._of_map(name, index)
+        value = self.owner.read(name)
+        items = [value] if isinstance(value, str) else value
+        if index in "@*":
+            return items
+        place = self.owner.arithmetic(index)
+        if self.owner.why(place):
+            return place
+        return items[int(place)] if -len(items) <= int(place) < len(items) else ""
+
+    def _of_map(self, name: str, index: str) -> Value:
+        if index in "@*":
+            found = [value for key, value in self.owner.variables.items() if key.startswith(f"{name}[")]
+            return [value for value in found if isinstance(value, str)]
+        key = self.owner.text(index)
+        reasons = self.owner.why(key)
+        return OPAQUE.search(key).group() if reasons else self.owner.read(f"{name}[{key}]")  # type: ignore[union-attr]
+
+
+def _split(value: str) -> list[str]:
+    return value.split()
