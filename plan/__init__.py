@@ -4,8 +4,8 @@
 | --- | --- |
 | `model`, `cluster`, `parallel` | the three sections of a run that decide a program: numbers, frozen |
 | `run/` | a run file becomes a `Run`: its keys, its `auto`s, every rule, what is not forecast yet |
-| `importers/`, `shell/`, `exporters` | other frameworks' files as runs; launch scripts evaluated, never executed; and back |
-| `layout`, `schedules`, `deepspeed` | what rules and compiler both ask: units of a stage, their order, DeepSpeed's choices |
+| `importers/`, `shell/`, `exporters` | other frameworks' files as runs; scripts are evaluated, never executed |
+| `layout`, `schedules`, `deepspeed` | what rules and compiler ask: a stage's units, their order, DeepSpeed's ways |
 | `ops`, `flops` | the operators and what each costs in bytes and FLOPs |
 | `pieces/` | what a unit of the model does, kernel call by kernel call |
 | `program/` | the step program: instructions, blocks, calls; as text, as a hash |

@@ -9,7 +9,7 @@ naming the instructions.
 | deadlock | with finite streams and a host that compute may block, something can always proceed | order, deadlock |
 | rendezvous | host order over all communicators is acyclic across ranks, as NCCL asks | order |
 | race | every two conflicting accesses of a storage are ordered by streams and waits | blocks, storage |
-| memory | buffers are freed once, by their stream, after every use; ports agree; slots are large enough | blocks, storage |
+| memory | buffers are freed once, by their stream, after every use; ports agree; slots suffice | ports, storage |
 | close | the step ends after every instruction | storage |
 
 The work is done on blocks and calls: a block is analysed once for all calls and all classes that share its structure,
