@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plan.errors import InputError
-from windtunnel import api, output
+from windtunnel import output
+from windtunnel.flight import Flown, fly
 from windtunnel.folders import RunFolder
 
 if TYPE_CHECKING:
@@ -58,14 +59,14 @@ def compare_folder(folder: RunFolder, profile: Any = None, top: int = 12) -> Com
     from reports.compare import compare
 
     run, measured, times_s = folder.run(), folder.timeline(), folder.step_times_s()
-    flown = api.fly(run, profile=profile or profile_named(measured) or run.cluster.profile)
+    flown = fly(run, profile=profile or profile_named(measured) or run.cluster.profile)
     predicted = flown.flight.timeline()
     interval = flown.flight.interval
     comparison = compare(predicted, measured, times_s, top, (interval.low_s, interval.high_s), _probe(flown))
     return Compared(comparison, predicted, measured, run)
 
 
-def _probe(flown: api.Flown) -> dict[str, float]:
+def _probe(flown: Flown) -> dict[str, float]:
     """The profile's machine probe, where a run's can be held against it (calibration probes with one thread)."""
     comparable = flown.run.cluster.device != "cpu" or flown.run.cluster.threads_per_rank == 1
     return dict(flown.profile.file.probe) if comparable else {}
@@ -146,7 +147,7 @@ def one_device_s(run: Run, profile: Any = None) -> float | None:
         "threads_per_rank": run.cluster.threads_per_rank,
     }
     try:
-        flown = api.fly(load(raw | {"plan": plan, "cluster": cluster}), profile=profile)
+        flown = fly(load(raw | {"plan": plan, "cluster": cluster}), profile=profile)
     except InputError:
         return None
     return float(flown.flight.step_time_s)

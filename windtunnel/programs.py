@@ -18,7 +18,7 @@ from windtunnel.source import RunSource
 def program_command(source: RunSource, rank: int, csv: bool, as_json: bool) -> int:
     """Print the program of `rank` as text, CSV (the schedule of all stages) or JSON."""
     from plan.program.text import program_text, schedule_csv
-    from windtunnel.api import compile_run
+    from windtunnel.flight import compile_run
 
     program = compile_run(source.load())
     if not 0 <= rank < program.world:

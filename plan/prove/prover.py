@@ -11,6 +11,7 @@ from plan.prove.period import find_run, text_of
 from plan.prove.places import Atoms, Place, slot_names
 from plan.prove.ports import Ports
 from plan.prove.storage import Storage
+from plan.prove.subject import Subject
 from plan.prove.uses import Broken
 from plan.uncollected import uncollected
 
@@ -48,13 +49,14 @@ def _prove_class(stage: RankProgram, class_: int, library: _Library, skip: bool)
     _prove_slots(stage, class_)
     text = text_of(stage, numbers)
     ports = Ports(stage, class_, shapes, atoms, text)
+    subject = Subject(stage, class_, shapes, numbers, slots, ports)
     run = find_run(stage, text, slots) if skip else None
     try:
-        Storage(stage, class_, shapes, numbers, slots, ports, run).prove()
+        Storage(subject, run).prove()
     except (ProofError, KeyError):
         if run is None:
             raise
-        Storage(stage, class_, shapes, numbers, slots, ports, None).prove()
+        Storage(Subject(stage, class_, shapes, numbers, slots, ports), None).prove()
 
 
 def _number(stage: RankProgram, class_: int, block: int, atoms: Atoms, shelf: tuple[_Library, int]) -> int:

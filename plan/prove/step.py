@@ -1,41 +1,38 @@
-"""One call of the storage proof: reads the state of `plan.prove.storage`, proves the call's accesses, writes the state
+"""One call of the storage proof: reads the state of the subject, proves the call's accesses, writes the state
 behind it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from plan.prove.blocks import bits
 from plan.prove.error import Proof, ProofError
 from plan.prove.places import Place, place_text
 from plan.prove.state import Last, Owner, Point
+from plan.prove.subject import Subject
 from plan.prove.uses import COMPUTE, NOTHING, Broken, Clock, Order, Use, summarise
-
-if TYPE_CHECKING:
-    from plan.prove.storage import Storage
 
 EMPTY = Last(None, ())
 
 
 class Step:
-    """Use once: `Step(storage).take()`."""
+    """Use once: `Step(subject).take()`."""
 
-    def __init__(self, storage: Storage) -> None:
-        self.storage, self.state = storage, storage.state
-        self.here = storage.call
-        self.placed = storage.program.calls[self.here]
-        self.shape = storage.shapes[self.placed.block]
+    def __init__(self, subject: Subject) -> None:
+        self.subject, self.state = subject, subject.state
+        self.here = subject.call
+        self.placed = subject.program.calls[self.here]
+        self.shape = subject.shapes[self.placed.block]
         self.order = self.shape.order
         self.base = self.state.counts
         self._known: dict[tuple[int, int], Clock] = {}
 
     def take(self) -> None:
         """Prove the call and bring the state behind it."""
-        sheet = self.storage.ports.sheets[self.here]
+        sheet = self.subject.ports.sheets[self.here]
         if sheet.simple:
-            back = self.storage.ports.text.back(self.here)
+            back = self.subject.ports.text.back(self.here)
             for which, needed, freed in sheet.simple:
                 self._spend(self.here - (back[which] or 0), needed, freed)
         places: dict[Place, list[Use]] = {}
@@ -95,12 +92,12 @@ class Step:
         for port, use in ports:
             bound, out = self.placed.bindings[port]
             if bound < 0:
-                block = self.storage.program.blocks[self.placed.block]
+                block = self.subject.program.blocks[self.placed.block]
                 reason = (
                     f"in-port {block.ports_in[port].name} of {block.name} is bound to nothing, but its buffer is used"
                 )
                 raise self._refuse("memory", reason, (use.accesses[0].local,))
-            call, (kind, ref, found) = self.storage.ports.source(bound, out)
+            call, (kind, ref, found) = self.subject.ports.source(bound, out)
             if kind == "own":
                 by_owner.setdefault((call, ref), []).append(use)
             else:
@@ -117,7 +114,7 @@ class Step:
             )
         for place in found:
             if kind == "slot":
-                place = self.storage.slots[self.storage.program.calls[call].block][place]  # type: ignore[index]
+                place = self.subject.slots[self.subject.program.calls[call].block][place]  # type: ignore[index]
                 if place not in self.state.places or self.state.places[place].tenant != (call, ref):
                     reason = f"{place_text(place)} is read after another tenant has taken it"
                     raise self._refuse("race", reason, (_first(use),))
@@ -129,7 +126,7 @@ class Step:
         use = uses[0] if len(uses) == 1 else self._merge_freed(owner, uses)
         if ref not in self.state.alive.get(call, ()):
             raise self._dead(owner)
-        if (self.storage.program.calls[call].block, ref) in self.storage.ports.shared:
+        if (self.subject.program.calls[call].block, ref) in self.subject.ports.shared:
             self._hold(self.state.buffers[owner], use, owner, owned=True)
             if use.free >= 0:
                 del self.state.buffers[owner]
@@ -155,7 +152,7 @@ class Step:
     # --- slots and rank-wide atoms
 
     def _places(self, places: dict[Place, list[Use]]) -> None:
-        names = self.storage.slots[self.placed.block]
+        names = self.subject.slots[self.placed.block]
         for place, use in self.shape.place_uses:
             places.setdefault(names[place] if isinstance(place, int) else place, []).append(use)
         for place, uses in places.items():
@@ -187,14 +184,14 @@ class Step:
             if all(self.after(point, first) for point in strangers):
                 self.state.hot -= {place}
             self.state.places[place] = self._next(last, use)
-        self.state.touched[self.storage.shape_of[self.placed.block]] = (self.here, self.base[COMPUTE])
+        self.state.touched[self.subject.shape_of[self.placed.block]] = (self.here, self.base[COMPUTE])
 
     def _told(self, place: Place) -> Last:
         """The last accesses of an atom, what compute did to it unnoticed included."""
         last = self.state.places.get(place, EMPTY)
         news = []
         for number, (call, count) in self.state.touched.items():
-            shape = self.storage.shape_by_number[number]
+            shape = self.subject.shape_by_number[number]
             if call > last.told and place in shape.atom_uses:
                 news.append((call, count, shape, shape.atom_uses[place]))
         for call, count, shape, use in sorted(news, key=lambda item: item[0]):
@@ -226,9 +223,9 @@ class Step:
     def _advance(self) -> None:
         state, shape, block = self.state, self.shape, self.placed.block
         ends = {local: self.ended(local) for _, local in shape.tails}
-        wanted = self.storage.ports.wanted[block]
+        wanted = self.subject.ports.wanted[block]
         if wanted:
-            outs = self.storage.program.blocks[block].ports_out
+            outs = self.subject.program.blocks[block].ports_out
             doors = {}
             for out in wanted:
                 local = outs[out].instruction
@@ -241,7 +238,7 @@ class Step:
         if shape.left:
             state.alive[self.here] = shape.left
             for ref in shape.left:
-                if (block, ref) in self.storage.ports.shared:
+                if (block, ref) in self.subject.ports.shared:
                     state.buffers[self.here, ref] = self._next(EMPTY, shape.exports[ref])
         for stream, local in shape.tails:
             state.tails[stream] = ends[local]
@@ -250,7 +247,7 @@ class Step:
     # --- refusing
 
     def _what(self, owner: Owner) -> str:
-        block = self.storage.program.blocks[self.storage.program.calls[owner[0]].block]
+        block = self.subject.program.blocks[self.subject.program.calls[owner[0]].block]
         return f"buffer {owner[1]} ({block.buffers[owner[1]].what}) of {block.name}"
 
     def _dead(self, owner: Owner) -> ProofError:
@@ -258,18 +255,18 @@ class Step:
         for port, use in self.shape.port_uses:
             bound, out = self.placed.bindings[port]
             if bound >= 0:
-                call, (kind, ref, _) = self.storage.ports.source(bound, out)
+                call, (kind, ref, _) = self.subject.ports.source(bound, out)
                 if kind == "own" and (call, ref) == owner and _first(use) >= 0:
                     return self._refuse("memory", f"{self._what(owner)} is used after it was freed", (_first(use),))
         return self._refuse("memory", f"{self._what(owner)} is used after it was freed", (0,))
 
     def _refuse(self, proof: Proof, reason: str, locals_: tuple[int, ...]) -> ProofError:
-        return self.storage.error(proof, reason, [self.storage.name(local) for local in locals_])
+        return self.subject.error(proof, reason, [self.subject.name(local) for local in locals_])
 
     def _against(self, point: Point, local: int, storage: Place, owned: bool, reason: str) -> ProofError:
         what = self._what(storage) if owned and isinstance(storage, tuple) else place_text(storage)
         proof: Proof = "memory" if "freed" in reason else "race"
-        return self.storage.error(proof, f"{what} is {reason}", [self.storage.at(point), self.storage.name(local)])
+        return self.subject.error(proof, f"{what} is {reason}", [self.subject.at(point), self.subject.name(local)])
 
 
 def follow(last: Last, use: Use, order: Order, base: Sequence[int], call: int) -> Last:

@@ -5,9 +5,9 @@ that `{1..8}` counts. An element of an associative array is kept as a variable o
 import re
 
 from plan.errors import InputError
-from plan.shell.expand import Value
 from plan.shell.script import Script
 from plan.shell.tree import Assign
+from plan.shell.values import Value
 
 MOST = 100_000
 

@@ -1,64 +1,25 @@
-"""Values of shell words: variables, defaults, arrays, arithmetic, quoting and word splitting.
-
-What cannot be known without running something (an unset variable, the output of a command, a value that depends on an
-unknown condition) becomes an *opaque* value: a marker inside the string that remembers why. Opaque values travel
-harmlessly through paths and log options; whoever needs the value of one calls `Expander.why` and gets the sentence for
-the user. Nothing is ever executed.
+"""Words of a script expanded: variables, defaults, arrays, arithmetic, quoting and word splitting. Nothing is ever
+executed; what cannot be known becomes opaque (`plan.shell.values`).
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from plan.errors import InputError
 from plan.shell.arithmetic import evaluate
-from plan.shell.opaque import OPAQUE, Kind, Opaque, shown
+from plan.shell.opaque import OPAQUE
 from plan.shell.operate import operate
 from plan.shell.substitute import substitute
+from plan.shell.values import Value, Words
 
-Value = str | list[str]
-SHELL_OWN = frozenset({"RANDOM", "SECONDS", "HOSTNAME", "PWD", "HOME", "USER", "UID", "PPID"})
-"""Variables the shell itself sets: known to exist, not known in value."""
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 MAXIMUM_LENGTH = 1_000_000
 NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
 
 
-@dataclass(slots=True)
-class Expander:
-    """Expands raw words over `variables`; counts which variables each value was made from in `used`."""
+class Expander(Words):
+    """Expands raw words over the variables of a script."""
 
-    variables: dict[str, Value] = field(default_factory=dict)
-    opaques: list[Opaque] = field(default_factory=list)
-    used: set[str] = field(default_factory=set)
-    notes: list[str] = field(default_factory=list)
-    tested: list[Opaque] = field(default_factory=list)
-    """Why the conditions of the current command are unknown."""
-    maps: set[str] = field(default_factory=set)
-    """Names of associative arrays."""
-    nounset: bool = False
-    """Whether `set -u` is on."""
-    unread: str = ""
-    """A sourced file that nobody could read, as a sentence: what it defines is unknown."""
-    file: Callable[[str], str | None] = lambda name: None
-    """The text of a file by the name the script uses, where it is known."""
-    name: str = "./script.sh"
-    """What `$0` is: the script, seen from its folder."""
-
-    def opaque(self, kind: Kind, detail: str, beside: str = "") -> str:
-        """A marker string standing for an unknown value."""
-        entry = Opaque(kind, detail, beside)
-        if entry not in self.opaques:
-            self.opaques.append(entry)
-        return f"\ue000{self.opaques.index(entry)}\ue001"
-
-    def why(self, text: str) -> list[Opaque]:
-        """The reasons a string is not fully known, in order; empty when it is."""
-        return [self.opaques[int(number)] for number in OPAQUE.findall(text)]
-
-    def show(self, text: str) -> str:
-        """The string as a user may read it: unknown parts as `$NAME` or `<command>`."""
-        return OPAQUE.sub(lambda m: shown(self.opaques[int(m.group(1))]), text)
+    __slots__ = ()
 
     def text(self, raw: str) -> str:
         """Expand to one string, without word splitting (assignments, heredocs, case words)."""
@@ -71,26 +32,6 @@ class Expander:
     def heredoc(self, body: str) -> str:
         """Expand variables in a heredoc body; quotes are plain characters there."""
         return _Walk(self, body, split=False, here=True).joined()
-
-    def read(self, name: str) -> Value:
-        """Value of a variable, opaque when unset."""
-        self.used.add(name)
-        if name in self.variables:
-            return self.variables[name]
-        if name in "@*":
-            self.notes.append("extra arguments of the script ($@) are taken as none")
-            return []
-        if name == "#":
-            return str(len(self.variables.get("@", [])))
-        if name in "?!$-":
-            return self.opaque("unsupported", f"${name}")
-        if name in ("0", "BASH_SOURCE"):
-            return self.name
-        if name in SHELL_OWN:
-            return self.opaque("command", f"${name}")
-        if name.isdigit():
-            return self.opaque("positional", f"${name}")
-        return self.opaque("undefined", f"${name}", self.unread)
 
     def arithmetic(self, expression: str) -> str:
         """Value of `$(( expression ))`; unknown operands make it opaque, with their reason."""

@@ -13,10 +13,10 @@ from plan.errors import InputError
 from plan.shell import tree
 from plan.shell.assign import counted
 from plan.shell.conditions import both, either, negate, truth
-from plan.shell.expand import Value
 from plan.shell.files import piped
 from plan.shell.script import Script
 from plan.shell.tree import Node, Simple
+from plan.shell.values import Value
 
 MAXIMUM_STEPS = 100_000
 

@@ -1,16 +1,12 @@
 """Operations inside `${name…}`: defaults, trimming, replacing, slicing, case."""
 
-from __future__ import annotations
-
 import fnmatch
 import re
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from plan.shell.expand import Expander, Value
+from plan.shell.values import Value, Words
 
 
-def operate(owner: Expander, name: str, value: Value, operation: str) -> Value:
+def operate(owner: Words, name: str, value: Value, operation: str) -> Value:
     """`${name operation}` for the operations scripts use; anything else is opaque."""
     unset = name not in owner.variables and not (isinstance(value, list) and value)
     if match := re.match(r"(:?)([-=?+])(.*)$", operation, re.DOTALL):

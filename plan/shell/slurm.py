@@ -2,7 +2,7 @@
 
 import re
 
-from plan.shell.expand import Value
+from plan.shell.values import Value
 
 
 def slurm_options(text: str) -> list[tuple[str, str]]:

@@ -3,14 +3,10 @@ a file beside the script, and the commands that take a path apart. `$0` is the s
 `$(dirname "$0")` is `.` and `$(cd … && pwd)` the path.
 """
 
-from __future__ import annotations
-
 import posixpath
 import re
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from plan.shell.expand import Expander, Value
+from plan.shell.values import Value, Words
 
 CHANGE_AND_TELL = re.compile(
     r"\s*cd\s+(?:-P\s+)?(?:--\s+)?(\$\([^()]*\)|\S+|\"[^\"]*\"|\"\$\(.*\)\")\s*(?:[12&]?>\S*\s*)*(?:&&|;)\s*pwd(?:\s+-P)?\s*$"
@@ -24,7 +20,7 @@ OF_A_HEREDOC = re.compile(
 )
 
 
-def substitute(owner: Expander, command: str) -> Value:
+def substitute(owner: Words, command: str) -> Value:
     """The output of `$(command)`; opaque when only running it would tell."""
     words = command.split()
     if words == ["pwd"]:
@@ -44,13 +40,13 @@ def substitute(owner: Expander, command: str) -> Value:
     return owner.opaque("command", " ".join(words))
 
 
-def _heredoc(owner: Expander, match: re.Match[str]) -> str:
+def _heredoc(owner: Words, match: re.Match[str]) -> str:
     """The body as `$(cat <<END … END)` gives it, with variables filled in unless END was quoted."""
     body = re.sub(r"^\t+", "", match["body"], flags=re.MULTILINE) if match["tabs"] else match["body"]
     return (body if match["quote"] else owner.heredoc(body)).rstrip("\n")
 
 
-def _path(owner: Expander, command: str) -> str | None:
+def _path(owner: Words, command: str) -> str | None:
     if match := CHANGE_AND_TELL.match(command):
         return owner.text(match.group(1))
     match = OF_A_PATH.match(command)

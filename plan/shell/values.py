@@ -1,0 +1,97 @@
+"""What is known of a script's variables, why what is not known is not, and what words can be asked.
+
+What cannot be known without running something (an unset variable, the output of a command, a value that depends on an
+unknown condition) becomes an *opaque* value: a marker inside the string that remembers why. Opaque values travel
+harmlessly through paths and log options; whoever needs the value of one calls `why` and gets the sentence for the user.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from plan.shell.opaque import OPAQUE, Kind, Opaque, shown
+
+Value = str | list[str]
+SHELL_OWN = frozenset({"RANDOM", "SECONDS", "HOSTNAME", "PWD", "HOME", "USER", "UID", "PPID"})
+"""Variables the shell itself sets: known to exist, not known in value."""
+
+
+@dataclass(slots=True)
+class Values:
+    """The variables of a script as it is walked; `used` names those that values were made from."""
+
+    variables: dict[str, Value] = field(default_factory=dict)
+    opaques: list[Opaque] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+    tested: list[Opaque] = field(default_factory=list)
+    """Why the conditions of the current command are unknown."""
+    maps: set[str] = field(default_factory=set)
+    """Names of associative arrays."""
+    nounset: bool = False
+    """Whether `set -u` is on."""
+    unread: str = ""
+    """A sourced file that nobody could read, as a sentence: what it defines is unknown."""
+    file: Callable[[str], str | None] = lambda name: None
+    """The text of a file by the name the script uses, where it is known."""
+    name: str = "./script.sh"
+    """What `$0` is: the script, seen from its folder."""
+
+    def opaque(self, kind: Kind, detail: str, beside: str = "") -> str:
+        """A marker string standing for an unknown value."""
+        entry = Opaque(kind, detail, beside)
+        if entry not in self.opaques:
+            self.opaques.append(entry)
+        return f"\ue000{self.opaques.index(entry)}\ue001"
+
+    def why(self, text: str) -> list[Opaque]:
+        """The reasons a string is not fully known, in order; empty when it is."""
+        return [self.opaques[int(number)] for number in OPAQUE.findall(text)]
+
+    def show(self, text: str) -> str:
+        """The string as a user may read it: unknown parts as `$NAME` or `<command>`."""
+        return OPAQUE.sub(lambda m: shown(self.opaques[int(m.group(1))]), text)
+
+    def read(self, name: str) -> Value:
+        """Value of a variable, opaque when unset."""
+        self.used.add(name)
+        if name in self.variables:
+            return self.variables[name]
+        if name in "@*":
+            self.notes.append("extra arguments of the script ($@) are taken as none")
+            return []
+        if name == "#":
+            return str(len(self.variables.get("@", [])))
+        if name in "?!$-":
+            return self.opaque("unsupported", f"${name}")
+        if name in ("0", "BASH_SOURCE"):
+            return self.name
+        if name in SHELL_OWN:
+            return self.opaque("command", f"${name}")
+        if name.isdigit():
+            return self.opaque("positional", f"${name}")
+        return self.opaque("undefined", f"${name}", self.unread)
+
+
+class Words(Values, ABC):
+    """Values, and raw words expanded over them: what the operations inside a word (`${name…}`, `$(command)`) ask for.
+    `plan.shell.expand.Expander` is the one there is.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def text(self, raw: str) -> str:
+        """Expand to one string, without word splitting (assignments, heredocs, case words)."""
+
+    @abstractmethod
+    def fields(self, raw: str) -> list[str]:
+        """Expand to the fields a command receives, with word splitting of what is unquoted."""
+
+    @abstractmethod
+    def heredoc(self, body: str) -> str:
+        """Expand variables in a heredoc body; quotes are plain characters there."""
+
+    @abstractmethod
+    def arithmetic(self, expression: str) -> str:
+        """Value of `$(( expression ))`; unknown operands make it opaque, with their reason."""

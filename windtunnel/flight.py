@@ -1,0 +1,123 @@
+"""A run compiled, proved and flown with a profile's costs; its report, timeline and trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plan.errors import InputError
+from plan.program import StepProgram
+from plan.run import Run, load
+
+if TYPE_CHECKING:
+    from calibration.profile import Profile
+    from plan.timeline import Timeline
+    from reports.forecast import Forecast
+    from simulator.flight import Flight
+
+RunLike = Run | str | Path
+
+
+@dataclass(frozen=True, slots=True)
+class Flown:
+    """A flown run: what was flown, with what, and how it went."""
+
+    run: Run
+    program: StepProgram
+    profile: Profile
+    flight: Flight
+
+
+def compile_run(run: Run) -> StepProgram:
+    """The step program of a run, proved sound. Raises UnsoundProgram, a fault of ours, when a proof fails."""
+    from plan.sound import compile_proved
+
+    return compile_proved(run)
+
+
+def fly(run: RunLike, overrides: Sequence[str] = (), *, profile: Any = None, unfold: bool = False) -> Flown:
+    """Compile, prove and fly a run. `profile`: a Profile, a shipped name or a file; by default the one the cluster
+    names."""
+    from simulator.flight import fly as simulate
+
+    run = run_of(run, overrides)
+    priced = _priced(run, profile)
+    program = compile_run(run)
+    try:
+        return Flown(run, program, priced, simulate(program, run, priced, unfold=unfold))
+    except OverflowError:
+        raise InputError(
+            f"the step takes longer than any time that can be told: a rate in profile {priced.name} or a bandwidth of "
+            f"cluster {run.cluster.name} is next to zero"
+        ) from None
+
+
+def _priced(run: Run, given: Any) -> Profile:
+    """The profile that a run is flown with; raises InputError when it is of another kind of device."""
+    from calibration.profile import load_profile
+
+    profile: Profile = given if hasattr(given, "kernel_s") else load_profile(given or run.cluster.profile)
+    if profile.device != run.cluster.device:
+        raise InputError(
+            f"profile {profile.name} is of a {profile.device} device and cluster {run.cluster.name} has "
+            f"{run.cluster.device} devices; name a profile of the cluster's device with --profile or cluster.profile"
+        )
+    _check_links(run, profile)
+    return profile
+
+
+def _check_links(run: Run, profile: Any) -> None:
+    """Raises InputError for communication that a profile file has no entry for: it would cost nothing."""
+    file = getattr(profile, "file", None)
+    if file is None or run.plan.world == 1:
+        return
+    missing = [] if file.collectives else ["collectives"]
+    missing += ["network"] if run.cluster.nodes > 1 and file.network is None else []
+    if missing:
+        raise InputError(
+            f"profile {profile.name} has no entry for {' nor '.join(missing)}, and the run has {run.plan.world} ranks "
+            f"on {run.cluster.nodes} nodes; name a profile that has, with --profile or cluster.profile"
+        )
+
+
+def run_of(run: RunLike, overrides: Sequence[str]) -> Run:
+    """A run as given, or loaded from its file."""
+    if isinstance(run, Run):
+        if overrides:
+            raise InputError(
+                "overrides apply to a run file, not to a Run: use dataclasses.replace, or load(path, overrides)"
+            )
+        return run
+    return load(run, overrides)
+
+
+def forecast_of(
+    flown: Flown, *, flops: str = "exact", notes: Sequence[str] = (), warnings: Sequence[str] = ()
+) -> Forecast:
+    """The report of a flight."""
+    from reports.flight_report import report
+
+    return report(flown.run, flown.program, flown.profile, flown.flight, flops=flops, notes=notes, warnings=warnings)
+
+
+def save_timeline(flown: Flown, path: str | Path) -> None:
+    """Write the predicted timeline of a flight (.json.gz)."""
+    from plan.timeline import save
+
+    _writing(lambda: save(flown.flight.timeline(), path), path)
+
+
+def save_trace(timelines: Sequence[Timeline], path: str | Path) -> None:
+    """Write timelines as a Chrome/Perfetto trace."""
+    from reports.trace import write_trace
+
+    write_trace(timelines, path)
+
+
+def _writing(action: Any, path: str | Path) -> None:
+    try:
+        action()
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from None
