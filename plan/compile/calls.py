@@ -92,7 +92,7 @@ class CallPlacer:
         if not backward:
             call = self._latest = self._done[slot] = self._call(self.b.index[f"F{chunk}"], slot.micro, ports)
             self._shards |= self._ports(call, "shard.")
-            if self.b.edges.partitioned:
+            if self.b.held.edges.partitioned:
                 self._release(slot, call, "x_done")
             return call
         last = slot == self._last[chunk]
@@ -100,7 +100,7 @@ class CallPlacer:
         call = self._call(block, slot.micro, ports, self._done[Slot("F", slot.micro, chunk)])
         self._latest = self._done[slot] = call
         self._shards |= self._ports(call, "shard.")
-        if not self.b.edges.partitioned:
+        if not self.b.held.edges.partitioned:
             self._release(Slot("F", slot.micro, chunk), call, "x_done")
         self._release(slot, call, "d_done")
         if last:
@@ -125,7 +125,7 @@ class CallPlacer:
         backward = producer.phase == "B"
         payload = self._port(self._done[producer], "out")
         call = self._call(self.b.send(backward, producer.chunk), producer.micro, {"payload": payload})
-        if backward or not self.b.edges.kept:
+        if backward or not self.b.held.edges.kept:
             self._sent.setdefault((backward, producer.chunk), []).append(self._port(call, "sent"))
 
     def exchange(self, producer: Slot, consumer: Slot) -> None:
@@ -149,8 +149,8 @@ class CallPlacer:
     def batched(self) -> None:
         """Megatron-LM's non-interleaved loop: warm-up, one forward and one backward with paired transfers, drain."""
         slots = self.placement.slots
-        first, last = self.b.first(0), self.b.last(0)
-        steady = self.b.plan.pipeline_parallel - 1 - self.b.stage < self.b.plan.microbatches
+        first, last = self.b.held.first(0), self.b.held.last(0)
+        steady = self.b.held.plan.pipeline_parallel - 1 - self.b.held.stage < self.b.held.plan.microbatches
         for i, slot in enumerate(slots):
             after = slots[i + 1] if i + 1 < len(slots) else slot
             backward = slot.phase == "B"
@@ -174,8 +174,8 @@ class CallPlacer:
         forward before, then receives its gradient. So at every tick stages exchange in pairs, and nobody waits for a
         third.
         """
-        p, stage, m = self.b.plan.pipeline_parallel, self.b.stage, self.b.plan.microbatches
-        first, last = self.b.first(0), self.b.last(0)
+        p, stage, m = self.b.held.plan.pipeline_parallel, self.b.held.stage, self.b.held.plan.microbatches
+        first, last = self.b.held.first(0), self.b.held.last(0)
         for tick in range(2 * (m + p - 1) + 1):
             forward = (tick - stage) % 2 == 0
             micro = (tick - stage) // 2 if forward else (tick + 1 + stage) // 2 - p
@@ -201,7 +201,6 @@ class CallPlacer:
         bound = self._reduced | {"tail": self._port(self._done[self.placement.slots[-1]], "tail")}
         bound |= {f"sent.{i}": port for i, (_, port) in enumerate(left)}
         self._call(block, -1, bound)
-        b = self.b
-        return RankProgram(
-            b.stage, tuple(b.blocks), tuple(self.calls), b.buffers(), b.parameters.params, b.parameters.buckets
-        )
+        held, blocks, calls = self.b.held, tuple(self.b.blocks), tuple(self.calls)
+        parameters = held.parameters
+        return RankProgram(held.stage, blocks, calls, held.buffers(), parameters.params, parameters.buckets)

@@ -15,7 +15,8 @@ that it sent. Without tensor parallelism it keeps the whole output.
 
 from __future__ import annotations
 
-from plan.compile.blocks import ChunkCompiler, Rings
+from plan.compile.chunk import ChunkCompiler
+from plan.compile.rings import Rings
 from plan.deepspeed import is_deepspeed
 from plan.parallel import Plan
 from plan.pieces.shapes import Extents

@@ -23,10 +23,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from plan.compile.blocks import Rings, UnitPlan
 from plan.compile.builder import BlockBuilder
 from plan.compile.offload import copied_early, copy_gradient
 from plan.compile.parameters import Parameters
+from plan.compile.recompute import UnitPlan
+from plan.compile.rings import Rings
 from plan.compile.step import COPIED
 from plan.deepspeed import reduces_to_all
 from plan.parallel import Plan

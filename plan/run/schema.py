@@ -3,7 +3,7 @@
 With `plan.run.reading` the only module that imports pydantic; `plan.run.load` imports it when it has a file to read. A
 spec says which keys exist, which kind of value each takes and what is assumed when it is left out; `None` means
 "derive it" (`auto` in a file). Turning specs into the frozen dataclasses the program works with is done in
-`plan.run.resolve`; rules *between* values are in `plan.run.rules`.
+`plan.run.assemble`; rules *between* values are in `plan.run.rules`.
 
 `plan.run.reading` reads a section through its spec and turns pydantic's errors into our sentences.
 """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from plan.deepspeed import reduces_to_all
 from plan.parallel import Plan, Zero
-from plan.run import Run
+from plan.run.job import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from plan.compile.blocks import unit_plan
+from plan.compile.recompute import unit_plan
 from plan.ops import OPERATORS, flops_of
 from plan.pieces import Unit, Work, embedding, head, layer, saved_names
 from plan.pieces.shapes import Extents, extents

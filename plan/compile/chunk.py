@@ -1,106 +1,22 @@
-"""Compiles the forward and backward blocks of one chunk of a stage from the pieces of its units.
+"""Emits the units of one chunk into a block: their steps in order, each name turned into the buffer behind it.
 
-A forward block takes the chunk's input from a receive (or loads tokens), and hands over its output and everything
-backward reads. A backward block takes those, runs recompute instructions (phase R) where the plan asks, and hands the
-gradient of the chunk's input to a send. `Scope` maps a unit's tensor names to buffers; `w:`, `g:` and `s:` names are
-rank-wide.
+`Scope` maps a unit's tensor names to buffers; `w:`, `g:` and `s:` names are rank-wide (`StageNames`), or partitioned
+(`Partitioned`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from plan.compile.builder import BlockBuilder
-from plan.pieces import Move, Step, TensorSpec, Unit, Work, saved_names
-from plan.program import Block, Buffer, Comm, KernelCall, Phase, Stream, numel, rank_wide
+from plan.compile.recompute import SAVED, UnitPlan
+from plan.compile.rings import Rings
+from plan.pieces import Move, Step, Unit, Work
+from plan.program import Buffer, Comm, KernelCall, Phase, Stream, rank_wide
 
-
-@dataclass(frozen=True, slots=True)
-class UnitPlan:
-    """A unit with what of it is kept for backward, and the forward steps backward repeats."""
-
-    unit: Unit
-    number: int
-    kept: tuple[str, ...]
-    repeated: tuple[Step, ...]
-    shared: bool = False  # of what is kept each tensor-parallel rank keeps its share
-
-
-SAVED = "saved"
-
-
-def share_saved(plan: UnitPlan, ranks: int) -> UnitPlan:
-    """The input of a recomputed unit, flat and cut over the tensor-parallel ranks that all hold it: each keeps its
-    share (DeepSpeed's `partition_activations`, Megatron-LM's `--distribute-saved-activations`)."""
-    whole = plan.unit.tensors[plan.unit.source]
-    share = TensorSpec((numel(whole.shape) // ranks,), whole.dtype)
-    unit = replace(plan.unit, tensors={**plan.unit.tensors, SAVED: share})
-    return UnitPlan(unit, plan.number, (SAVED,), plan.repeated, shared=True)
-
-
-def unit_plan(unit: Unit, number: int, recompute: str, whole: bool = False) -> UnitPlan:
-    """`recompute`: none | selective (keep all but the attention's result) | full (keep the input only). `whole`: what
-    is recomputed in full runs to its end, as under autograd's checkpointing, what backward does not need included."""
-    saved = saved_names(unit)
-    kept = saved
-    if recompute == "full":
-        kept = (unit.source,)
-        if whole:
-            return UnitPlan(unit, number, kept, unit.forward)
-    elif recompute == "selective":
-        kept = tuple(n for n in saved if n not in ("o", "lse", "mask.p", "dropped"))
-    missing = {n for n in saved if n not in kept}
-    return UnitPlan(unit, number, kept, _slice(unit, missing, set(kept)))
-
-
-def _slice(unit: Unit, missing: set[str], kept: set[str]) -> tuple[Step, ...]:
-    """The forward steps needed to make `missing` again from `kept` (a unit's last sum is not among them)."""
-    wanted, steps = set(missing), []
-    for step in reversed(unit.forward):
-        if not wanted.intersection(step.writes):
-            continue
-        steps.append(step)
-        if set(step.writes).isdisjoint(step.reads):
-            wanted -= set(step.writes)
-        wanted |= {n for n in step.reads if ":" not in n and n not in kept}
-    return tuple(reversed(steps))
-
-
-@dataclass(slots=True)
-class Rings:
-    """Fixed slots of a stage and the largest tenant of each; successive tenants of a family alternate between two."""
-
-    sizes: dict[str, TensorSpec] = field(default_factory=dict)
-    _next: dict[str, int] = field(default_factory=dict)
-
-    def start_block(self) -> None:
-        """Every block starts on the first slot: blocks are position-independent."""
-        self._next = {}
-
-    def slot(self, name: str, spec: TensorSpec) -> str:
-        """The slot of the next tenant: names differ by digits and end in f (gathered), g (gathered again) or r
-        (reduced).
-        """
-        stem = "".join(c for c in name[:-1] if not c.isdigit())
-        family = f"{stem}.{'scatter' if name[-1] == 'r' else 'gather'}"
-        turn = self._next.get(family, 0)
-        self._next[family] = (turn + 1) % 2
-        return self.claim(f"{family}.{turn}", spec)
-
-    def claim(self, slot: str, spec: TensorSpec) -> str:
-        """Note a tenant of a named slot."""
-        held = self.sizes.get(slot)
-        if held is None or spec.bytes > held.bytes:
-            self.sizes[slot] = spec
-        return slot
-
-    def buffers(self) -> list[Buffer]:
-        """The slots as rank-wide buffers."""
-        return [
-            Buffer(s.shape, s.dtype, "comm" if n.startswith("recv") else "gather", n, n) for n, s in self.sizes.items()
-        ]
+Scope = dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +91,7 @@ class ChunkCompiler:
             self.builder.discard(entry[1], index)
         return index
 
-    def ref(self, scope: dict[str, int], unit: Unit, name: str) -> int:
+    def ref(self, scope: Scope, unit: Unit, name: str) -> int:
         """Buffer behind a name, made on first use."""
         if ":" in name:
             found = None if self.shards is None else self.shards.ref(self._unit, name)
@@ -189,7 +105,7 @@ class ChunkCompiler:
         slot = self.rings.slot(name, spec) if spec.gathered else None
         return Buffer(spec.shape, spec.dtype, spec.pool, name, slot)
 
-    def steps(self, plan: UnitPlan, steps: tuple[Step, ...], scope: dict[str, int], recompute: bool = False) -> None:
+    def steps(self, plan: UnitPlan, steps: tuple[Step, ...], scope: Scope, recompute: bool = False) -> None:
         """Emit a unit's steps in order."""
         self._unit = plan.number
         for step in steps:
@@ -216,14 +132,14 @@ class ChunkCompiler:
             for name in dict.fromkeys(n[2:] for n in step.writes if n.startswith("g:")):
                 self.after_grad(name)
 
-    def share(self, plan: UnitPlan, scope: dict[str, int]) -> None:
+    def share(self, plan: UnitPlan, scope: Scope) -> None:
         """Keep this rank's share of the unit's input; the input itself goes when the unit has read it."""
         spec = plan.unit.tensors[SAVED]
         scope[SAVED] = self.builder.buffer(Buffer(spec.shape, spec.dtype, spec.pool, SAVED))
         body = (KernelCall("copy", spec.shape, spec.dtype),)
         self.compute("R", "SHARE", plan.number, SAVED, (scope[plan.unit.source],), (scope[SAVED],), body)
 
-    def unshare(self, plan: UnitPlan, scope: dict[str, int]) -> None:
+    def unshare(self, plan: UnitPlan, scope: Scope) -> None:
         """Gather the unit's input again, for its recompute and its backward."""
         whole = plan.unit.tensors[plan.unit.source]
         slot = self.rings.slot(f"{SAVED}.g", whole)
@@ -239,45 +155,3 @@ class ChunkCompiler:
         body = (KernelCall("copy", spec.shape, spec.dtype),)
         self.compute("F", "LOAD", number, name, (), (buffer,), body)
         return buffer
-
-
-def transfer_block(
-    name: str, kind: str, unit: int, phase: Phase, stream: Stream, comm: Comm, spec: Buffer, host_sync: bool = False
-) -> Block:
-    """A block of one send or receive. A receive's in-port is the last reader of its slot; a send's is what it sends."""
-    builder, piece = BlockBuilder(name), "x" if phase == "F" else "d"
-    reads: tuple[int, ...] = ()
-    writes: tuple[int, ...] = ()
-    after: tuple[int, ...] = ()
-    if kind == "RECV":
-        after = (-1 - builder.take("free", "compute", None),)
-        buffer = builder.buffer(spec)
-        writes = (buffer,)
-    else:
-        buffer = builder.take("payload", "compute", spec)
-        reads = (buffer,)
-    builder.emit(
-        phase, kind, unit, piece, stream, reads, writes, comm=comm, after=after, priority=1, host_sync=host_sync
-    )
-    builder.give("received" if kind == "RECV" else "sent", buffer, 0)
-    return builder.finish()
-
-
-def exchange_block(
-    name: str, unit: int, phase: Phase, stream: Stream, comm: Comm, payload: Buffer, slot: Buffer
-) -> Block:
-    """A block of one batched pair: sends the payload, receives into the slot, and blocks the host until both are
-    done.
-    """
-    builder = BlockBuilder(name)
-    free = builder.take("free", "compute", None)
-    sent = builder.take("payload", "compute", payload)
-    received = builder.buffer(slot)
-    piece = "x.d" if phase == "F" else "d.x"
-    builder.emit(
-        phase, "XCHG", unit, piece, stream, (sent,), (received,),
-        comm=comm, after=(-1 - free,), priority=1, host_sync=True,
-    )  # fmt: skip
-    builder.give("sent", sent, 0)
-    builder.give("received", received, 0)
-    return builder.finish()
