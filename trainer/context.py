@@ -152,16 +152,14 @@ class PieceContext:
     rank: RankContext
     micro: int
     unit: int
+    ops: SimpleNamespace = field(init=False)
+    """The run's operators, by name."""
+    e: Extents = field(init=False)
+    """Per-rank extents."""
 
-    @property
-    def ops(self) -> SimpleNamespace:
-        """The run's operators, by name."""
-        return self.rank.ops
-
-    @property
-    def e(self) -> Extents:
-        """Per-rank extents."""
-        return self.rank.e
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ops", self.rank.ops)
+        object.__setattr__(self, "e", self.rank.e)
 
     def add_product(self, a: Tensor, b: Tensor, grad: Tensor) -> None:
         """A weight gradient aᵀ b, a (T, m), b (T, n), on its way to the main gradient as the program's extents say:

@@ -13,7 +13,7 @@ are in the program.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -25,8 +25,10 @@ from kernels import registry
 from plan.program import Call, Instruction, RankProgram, StepProgram, label, resolve_wait
 from plan.run import Run
 from trainer import pieces_attention, pieces_ends, pieces_step
+from trainer.bodies import Body, computation
+from trainer.collectives import check_known, communication
 from trainer.context import Batches, PieceContext, RankContext, coordinates
-from trainer.groups import check_known, members, start
+from trainer.groups import members
 from trainer.init import initialise
 from trainer.pieces import FILLS, PIECES, PieceFunction
 from trainer.pieces_step import share_of
@@ -89,9 +91,7 @@ class Executor:
         began = time.perf_counter()
         with self.thread_context(), torch.no_grad():
             self.streams.begin(step, record)
-            issue = self.streams.issue
-            for op in self.ops:
-                issue(op)
+            self.streams.issue_all(self.ops)
             self.streams.drain(self._counts)
         stamps = self.streams.finish()
         return StepResult(state.loss, state.sum_of_squares**0.5, time.perf_counter() - began, stamps)
@@ -159,7 +159,7 @@ class Executor:
             found.append(Op(number, stream, ordinal, text, action, waits, number in waited, instruction.host_sync))
         return found
 
-    def _action(self, call_index: int, call: Call, instruction: Instruction) -> Callable[[], None]:
+    def _action(self, call_index: int, call: Call, instruction: Instruction) -> Body:
         storage = self.storage
         reads = [storage.place(call_index, ref) for ref in instruction.reads]
         writes = [storage.place(call_index, ref) for ref in instruction.writes]
@@ -171,16 +171,7 @@ class Executor:
         if (instruction.kind, instruction.piece) in FILLS:
             reads, results = [*reads, *results], []
         context = PieceContext(self.context, call.micro, instruction.unit)
-        table, put, drop = storage.table, storage.put, storage.drop
-
-        def compute() -> None:
-            made = function(context, *[table[p] for p in reads])
-            for place, tensor in zip(results, made, strict=True):
-                put(place, tensor)
-            for place in frees:
-                drop(place)
-
-        return compute
+        return computation(storage, function, context, reads, results, frees)
 
     def _bound(self, call_index: int, ref: int) -> bool:
         """Whether a freed buffer is there: the port of a send that never happened (first use of a ring) has nothing
@@ -190,18 +181,11 @@ class Executor:
         except KeyError:
             return False
 
-    def _communication(self, instruction: Instruction, reads: list[int], writes: list[int]) -> Callable[[], None]:
-        comm, rank, tensor = instruction.comm, self.rank, self.storage.tensor
+    def _communication(self, instruction: Instruction, reads: list[int], writes: list[int]) -> Body:
+        comm, rank = instruction.comm, self.rank
         assert comm is not None
         check_known(instruction)
         ranks = members(self.program, comm.role, rank)
         assert ranks is not None
         group = self._communicators["pp_next" if comm.role == "pp_prev" else comm.role, comm.channel]
-        in_stream = self.device.type == "cuda"
-
-        def communicate() -> None:
-            work = start(comm, group, ranks, rank, [tensor(p) for p in reads], [tensor(p) for p in writes], in_stream)
-            if work is not None:
-                work.wait()
-
-        return communicate
+        return communication(self.storage, comm, group, ranks, rank, (*reads, -1)[0], (*writes, -1)[0])

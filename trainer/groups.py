@@ -1,8 +1,8 @@
 """Process groups: one communicator for each (role, channel) a rank's program communicates on.
 
 Streams never share a communicator, so what runs on one stream is ordered on its communicators by host order alone.
-Members find their communicator by (members, role, channel); all ranks make all of them in the same order. Collectives
-are called on the process group itself, which skips the module's wrappers and returns the work to be waited for.
+Members find their communicator by (members, role, channel); all ranks make all of them in the same order. What is said
+on them is in `trainer.collectives`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, ReduceScatterOptions
+from torch._C._distributed_c10d import AllreduceOptions
 
-from plan.errors import InputError
-from plan.program import Comm, Instruction, StepProgram, expand
+from plan.program import Comm, StepProgram, expand
 
 Tensor = torch.Tensor
 Key = tuple[tuple[int, ...], str, str]  # members, role, channel
@@ -90,49 +89,6 @@ def _pass_along(group: Any, ranks: tuple[int, ...], rank: int, token: Tensor) ->
             group.send([token], target, 0).wait()
         elif me == target:
             group.recv([token], source, 0).wait()
-
-
-def check_known(instruction: Instruction) -> None:
-    """Raises InputError for a communication this trainer cannot execute."""
-    comm = instruction.comm
-    if comm is not None and comm.op not in ("all_reduce", "all_gather", "reduce_scatter", "send", "recv"):
-        raise InputError(
-            f"communication {comm.op} ({instruction.piece}) cannot be trained; set plan.implementation: windtunnel"
-        )
-
-
-def start(
-    comm: Comm,
-    group: Any,
-    ranks: tuple[int, ...],
-    rank: int,
-    reads: list[Tensor],
-    writes: list[Tensor],
-    in_stream: bool,
-) -> Any:
-    """Begin `comm` and return its work; `in_stream` runs it in the current CUDA stream instead of the backend's own."""
-    if comm.op == "all_reduce":
-        options: Any = AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.MAX if comm.reduce == "max" else dist.ReduceOp.SUM
-        options.asyncOp = not in_stream
-        return group.allreduce([writes[0]], options)
-    if comm.op == "all_gather":
-        options = AllgatherOptions()
-        options.asyncOp = not in_stream
-        source = reads[0]
-        if (
-            source.data_ptr() == writes[0].data_ptr() and source.numel() == writes[0].numel()
-        ):  # in place: this rank's share
-            source = source.view(len(ranks), -1)[ranks.index(rank)]
-        return group._allgather_base(writes[0].view(-1), source.view(-1), options)
-    if comm.op == "reduce_scatter":
-        options = ReduceScatterOptions()
-        options.reduceOp = dist.ReduceOp.SUM
-        options.asyncOp = not in_stream
-        return group._reduce_scatter_base(writes[0], reads[0], options)
-    step = 1 if comm.role == "pp_next" else -1
-    peer = (ranks.index(rank) + step) % len(ranks)
-    return group.send([reads[0]], peer, 0) if comm.op == "send" else group.recv([writes[0]], peer, 0)
 
 
 def communications(program: StepProgram, rank: int) -> dict[tuple[str, str], list[Comm]]:

@@ -26,14 +26,17 @@ def _project(ctx: PieceContext, y: Tensor, weight: Tensor, bias: Tensor | None) 
 
 def _turned(ctx: PieceContext, qkv: Tensor) -> Tensor:
     """Queries and keys of `qkv` as (s, b, heads, d): what rotary turns."""
-    e = ctx.e
-    return qkv[:, : e.q + e.kv].view(e.seq, e.batch, e.heads + e.kv_heads, e.head_dim)
+    e, row = ctx.e, qkv.stride(0)
+    shape, strides = (e.seq, e.batch, e.heads + e.kv_heads, e.head_dim), (e.batch * row, row, e.head_dim, 1)
+    return qkv.as_strided(shape, strides)
 
 
-def _heads(ctx: PieceContext, columns: Tensor) -> Tensor:
-    """(T, n·d) as a (b, n, s, d) view."""
-    e = ctx.e
-    return columns.view(e.seq, e.batch, -1, e.head_dim).permute(1, 2, 0, 3)
+def _heads(ctx: PieceContext, rows: Tensor, heads: int, first: int = 0) -> Tensor:
+    """Columns of (T, …) from `first` on as a (b, heads, s, d) view, made at once: slicing, viewing and permuting would
+    take the host three times as long."""
+    e, row = ctx.e, rows.stride(0)
+    shape, strides = (e.batch, heads, e.seq, e.head_dim), (row, e.head_dim, e.batch * row, 1)
+    return rows.as_strided(shape, strides, rows.storage_offset() + first)
 
 
 def _rows(heads: Tensor) -> Tensor:
@@ -44,8 +47,8 @@ def _rows(heads: Tensor) -> Tensor:
 
 def _split(ctx: PieceContext, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     e = ctx.e
-    q, k, v = qkv.split([e.q, e.kv, e.kv], dim=1)
-    return _heads(ctx, q), _heads(ctx, k), _heads(ctx, v)
+    keys = _heads(ctx, qkv, e.kv_heads, e.q)
+    return _heads(ctx, qkv, e.heads), keys, _heads(ctx, qkv, e.kv_heads, e.q + e.kv)
 
 
 # ---------------------------------------------------------------- the attention itself
@@ -75,9 +78,10 @@ def _attend_backward(ctx: PieceContext, do: Tensor, qkv: Tensor, o: Tensor, lse:
     """dqkv (T, q + 2·kv), before rotary is undone."""
     q, k, v = _split(ctx, qkv)
     if ctx.e.unfused:
-        grads = _unfused_backward(ctx, _heads(ctx, do), (q, k, v), lse, *kept)
+        grads = _unfused_backward(ctx, _heads(ctx, do, ctx.e.heads), (q, k, v), lse, *kept)
     else:
-        grads = ctx.ops.attention_backward(_heads(ctx, do), q, k, v, _heads(ctx, o), lse, ctx.e.attention)
+        out_gradient, out = (_heads(ctx, rows, ctx.e.heads) for rows in (do, o))
+        grads = ctx.ops.attention_backward(out_gradient, q, k, v, out, lse, ctx.e.attention)
     dqkv = torch.empty_like(qkv)
     for part, grad in zip(_split(ctx, dqkv), grads, strict=True):
         part.copy_(grad)

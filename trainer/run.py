@@ -35,6 +35,8 @@ WAIT_S = 300.0
 JOIN_S = 120.0
 PEER_S = 3.0  # a rank whose neighbour vanished waits this long, so that the launcher finds the neighbour first
 PROBE_S = 1.5
+UNTRACED = ("TORCH_FR_BUFFER_SIZE", "0")
+"""torch would keep a traceback of every collective, at the host's cost; where a rank stands is in its status file."""
 
 
 def train(run: Run, folder: Path, rank: int) -> None:
@@ -42,6 +44,7 @@ def train(run: Run, folder: Path, rank: int) -> None:
     program = compile_run(run)
     _agree(program, run, rank)
     device = _device(run)
+    os.environ.setdefault(*UNTRACED)
     backend = "nccl" if device.type == "cuda" else "gloo"
     made = Communicators(backend, WAIT_S)
     communicators = made.join(program, rank)

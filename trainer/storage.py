@@ -29,7 +29,7 @@ class Storage:
         self.table: list[Tensor | None] = []
         self._place: dict[tuple[int, int], int] = {}
         self._slots: dict[str, Tensor] = {}
-        self._counts = device.type == "cpu"  # a device's allocator counts for itself
+        self.counts = device.type == "cpu"  # a device's allocator counts for itself
         self.live_bytes = self.peak_bytes = 0
         for buffer in program.buffers:
             tensor = self._rank_wide(buffer)
@@ -89,7 +89,7 @@ class Storage:
             held.copy_(tensor)
             return
         self.table[place] = tensor
-        if not self._counts:
+        if not self.counts:
             return
         self.live_bytes += tensor.untyped_storage().nbytes()
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
@@ -98,7 +98,7 @@ class Storage:
         """Empty an allocated place."""
         tensor = self.table[place]
         self.table[place] = None
-        if tensor is not None and self._counts:
+        if tensor is not None and self.counts:
             self.live_bytes -= tensor.untyped_storage().nbytes()
 
     def allocated(self) -> int:

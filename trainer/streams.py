@@ -16,7 +16,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -61,6 +61,9 @@ class Streams(Protocol):
 
     def begin(self, step: int, record: bool) -> None:
         """Start a step with every stream empty."""
+
+    def issue_all(self, ops: Sequence[Op]) -> None:
+        """Hand instructions to their streams, in order."""
 
     def issue(self, op: Op) -> None:
         """Hand an instruction to its stream."""
@@ -145,6 +148,10 @@ class CpuStreams:
         self.status.begin(step)
         for thread in self._threads.values():
             thread.done = 0
+
+    def issue_all(self, ops: Sequence[Op]) -> None:
+        for op in ops:
+            self.issue(op)
 
     def issue(self, op: Op) -> None:
         issued = time.perf_counter()

@@ -7,19 +7,40 @@ that another stream waits for (or, in a recorded step, around every one). Buffer
 allocator; the program frees one only where the compute stream is already ordered after every use, so no `record_stream`
 is needed. Nothing here synchronises the device: the host waits for one event, at the instruction marked `host_sync`,
 and at the end of a recorded step.
+
+On a fast device the host's time to issue is what limits a step of small instructions. So everything but the issuing is
+done once, when a list of instructions is first seen: each becomes a `Row` with its stream, its events (the same ones
+every step: between two steps the device is idle) and its status word.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from trainer.status import Status
-from trainer.streams import Op, Stamp, StreamError
+from trainer.streams import Op, Stamp, StreamError, Wait
 
+Event = torch._C._CudaEventBase  # what torch.cuda.Event wraps: its methods are C, without a Python frame around them
 POLL_S = 0.0002
 SPIN_S = 0.001  # first the host asks without a pause: with blocking launches it waits for kernels shorter than a sleep
+
+
+class Row(NamedTuple):
+    """An instruction with all that issuing it takes. `before`: what the host itself waits for; `start` is recorded in
+    a recorded step alone, `end` there or when somebody waits for it."""
+
+    op: Op
+    words: memoryview
+    word: int
+    stream: torch.cuda.Stream
+    waits: tuple[Any, ...]
+    before: tuple[Any, ...]
+    start: Any
+    end: Any
 
 
 class CudaStreams:
@@ -29,10 +50,11 @@ class CudaStreams:
         self.rank, self.status, self.wait_s, self.device = rank, status, wait_s, device
         high = -1  # communication first: it is short, and something waits for it
         self._streams = {name: torch.cuda.Stream(device, priority=0 if name == "compute" else high) for name in names}
-        self._done: dict[tuple[str, int], torch.cuda.Event] = {}
-        self._pool: list[torch.cuda.Event] = []
-        self._recorded: list[tuple[Op, float, torch.cuda.Event, torch.cuda.Event]] = []
-        self._origin: tuple[float, torch.cuda.Event] | None = None
+        self._events: dict[tuple[Wait, bool], Any] = {}
+        self._ops: Sequence[Op] = ()
+        self._rows: dict[bool, list[Row]] = {}
+        self._recorded: list[tuple[Row, float]] = []
+        self._origin: tuple[float, Any] | None = None
         self._home = self._current = torch.cuda.current_stream(device)
         self.recording = False
         torch.cuda.synchronize(device)  # weights were initialised on the default stream
@@ -40,42 +62,72 @@ class CudaStreams:
     def begin(self, step: int, record: bool) -> None:
         self.status.begin(step)
         self.recording = record
-        self._pool += self._done.values()
-        self._done = {}
         self._recorded = []
         if record:
             self._origin = self._anchor()
 
-    def _anchor(self) -> tuple[float, torch.cuda.Event]:
+    def _anchor(self) -> tuple[float, Any]:
         """(host time, event) of the same moment, taken while the device is idle: event times become host times by
         it."""
-        event = torch.cuda.Event(enable_timing=True)
+        event = Event(enable_timing=True)
         stream = self._streams["compute"]
         stream.synchronize()
         event.record(stream)
         self._wait(event, "the clock's anchor")
         return time.perf_counter(), event
 
+    def issue_all(self, ops: Sequence[Op]) -> None:
+        """Issue `ops` in order; a list that was issued before is not looked through again."""
+        if ops is not self._ops:
+            self._ops, self._rows = ops, {}
+        if self.recording not in self._rows:
+            self._rows[self.recording] = [self._row(op) for op in ops]
+        self._issue(self._rows[self.recording])
+
     def issue(self, op: Op) -> None:
-        issued = time.perf_counter()
-        self.status.set(op.stream, op.id)
-        stream = self._streams[op.stream]
-        for wait in op.waits:
-            stream.wait_event(self._done[wait])
-            if op.stream == "cpu":  # its work is the host thread's own
-                self._wait(self._done[wait], op.label)
-        self._enter(stream)
-        start = self._mark(stream) if self.recording else None
-        op.run()
-        end = self._mark(stream) if self.recording else None
-        if start is not None and end is not None:
-            self._recorded.append((op, issued, start, end))
-        if op.waited or op.host_sync:
-            event = self._pool.pop() if self._pool else torch.cuda.Event()
-            event.record(stream)
-            self._done[op.stream, op.ordinal] = event
-            if op.host_sync:
+        """Issue one instruction."""
+        self._issue([self._row(op)])
+
+    def _row(self, op: Op) -> Row:
+        waits = tuple(self._event(wait) for wait in op.waits)
+        ends = op.waited or op.host_sync or self.recording
+        return Row(
+            op,
+            *self.status.cell(op.stream),
+            self._streams[op.stream],
+            waits,
+            waits if op.stream == "cpu" else (),  # its work is the host thread's own
+            Event(enable_timing=True) if self.recording else None,
+            self._event((op.stream, op.ordinal)) if ends else None,
+        )
+
+    def _event(self, wait: Wait) -> Any:
+        """The event after an instruction; a recorded step has events of its own, which keep the time."""
+        key = (wait, self.recording)
+        if key not in self._events:
+            self._events[key] = Event(enable_timing=self.recording)
+        return self._events[key]
+
+    def _issue(self, rows: Sequence[Row]) -> None:
+        recording, now = self.recording, time.perf_counter
+        for row in rows:
+            op, words, word, stream, waits, before, start, end = row
+            if recording:
+                self._recorded.append((row, now()))
+            words[word] = op.id
+            for event in waits:
+                event.wait(stream)
+            for event in before:
                 self._wait(event, op.label)
+            if stream is not self._current:
+                self._enter(stream)
+            if recording:
+                start.record(stream)
+            op.run()
+            if end is not None:
+                end.record(stream)
+            if op.host_sync:
+                self._wait(end, op.label)
 
     def _enter(self, stream: torch.cuda.Stream) -> None:
         """Make `stream` the current one. `torch.cuda.stream` would look the device up and switch back each time, which
@@ -86,13 +138,7 @@ class CudaStreams:
             )
             self._current = stream
 
-    @staticmethod
-    def _mark(stream: torch.cuda.Stream) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(stream)
-        return event
-
-    def _wait(self, event: torch.cuda.Event, what: str) -> None:
+    def _wait(self, event: Any, what: str) -> None:
         """Until `event` has happened, bounded."""
         begun = time.monotonic()
         while not event.query():
@@ -106,8 +152,8 @@ class CudaStreams:
         """The step's last instruction was waited for by the host and is ordered after every other."""
         self._enter(self._home)
         if self.recording:
-            for _, _, _, end in self._recorded:
-                self._wait(end, "the recorded step")
+            for row, _ in self._recorded:
+                self._wait(row.end, "the recorded step")
 
     def finish(self) -> dict[int, Stamp]:
         """Stamps on the host clock. On a device an instruction is ready when its stream reaches it, which is when it
@@ -116,9 +162,9 @@ class CudaStreams:
             return {}
         zero, anchor = self._origin
         stamps = {}
-        for op, issued, start, end in self._recorded:
-            begin = zero + anchor.elapsed_time(start) * 1e-3
-            stamps[op.id] = Stamp(min(issued, begin), begin, begin, zero + anchor.elapsed_time(end) * 1e-3)
+        for row, issued in self._recorded:
+            begin = zero + anchor.elapsed_time(row.start) * 1e-3
+            stamps[row.op.id] = Stamp(min(issued, begin), begin, begin, zero + anchor.elapsed_time(row.end) * 1e-3)
         self._recorded = []
         return stamps
 
