@@ -19,6 +19,7 @@ from typing import Any
 
 from calibration import fit_links, honesty, measured, published, schema
 from calibration import fit_sections as parts
+from calibration.fit_attention import RATE, flash_a100, triton_a100, triton_hopper
 from calibration.fit_kernels import Chip, backward_ratio, fit_attention, fit_gemm, tile_form
 from calibration.fit_links import Section, rounded
 from calibration.fits import Fit
@@ -33,6 +34,10 @@ TEXTS = {
     "a100 gemm": "cuBLASLt on A100-SXM: rate, and the rows as points; prologue and tiles from gemm-shapes",
     "a100 weight": "the accumulating layout of the same rows, rate only",
     "a100 attention": "FlashAttention-2, causal, forward and backward together; backward / forward rate from A100-PCIe",
+    "a100 triton attention": "FlashAttention-1 in Triton, causal, forward and backward apart; narrow heads as "
+    "FlashAttention-2",
+    "h100 triton attention": "the ratio of FlashAttention-1 in Triton to FlashAttention-2 on A100, on H100's "
+    "FlashAttention-2: both were written for the A100's instructions",
     "a100 reduce": "in-node all-reduce by size, 2 to 8 GPUs; below 1 MiB and above 1 GiB on 8 GPUs from a second node",
     "a100 network": "rings over 4 and 8 NICs of 200 Gb/s; latency of a tree level from the H100 scans",
     "a100 copies": "nvbandwidth; its device-to-host rate (nccl-0648, 6.3 GB/s) is anomalous: one rate for both ways",
@@ -66,7 +71,6 @@ TEXTS = {
     "against DDR4-3200",
     "contention": "mean slow-down of computation beside a collective, four kinds of GPU (arXiv 2507.03114)",
 }
-RATE = {"rate": (0.2, 0.95), "short_s": (0.0, 4000.0), "narrow_d": (0.0, 100.0)}
 
 
 def a100() -> Section:
@@ -80,12 +84,7 @@ def a100() -> Section:
     rows = published.gemm_rows(parts.SXM)
     card = fit_gemm(chip, rows, terms, {"efficiency": (0.7, 0.95)})
     accumulate = weight.values["efficiency"] / shapes.values["efficiency"]
-    flash_rows = published.attention_rows(parts.FLASH2_A100)
-    # Forward and backward apart: A100-PCIe rows of the same shapes, head width 128.
-    forward = published.attention_rows(parts.FORWARD_A100)
-    backward = published.attention_rows(parts.BACKWARD_A100)
-    back = backward_ratio([(f.flops_per_s, b.flops_per_s) for f, b in zip(forward, backward, strict=True)])
-    flash = fit_attention(chip, flash_rows, back, 0.0, RATE)
+    flash, triton = flash_a100(chip), triton_a100(chip)
     node_rates = (2e11, 1e11, 1e11, 1e11)  # 8 NICs, then 4, of 25 GB/s
     nic = [bus_bytes_per_s(row) / rate for row, rate in zip(parts.NICS_A100, node_rates, strict=True)]
     tree = fit_links.fit_tree(parts.TREE, parts.H100_NODE_BYTES_PER_S, parts.H100_LATENCY_S)
@@ -93,7 +92,12 @@ def a100() -> Section:
         "gemm": parts.source("published", TEXTS["a100 gemm"], parts.SXM, card),
         "gemm-shapes": parts.source("published", "A100-PCIe matmuls: prologue, tile loss", parts.PCIE, shapes),
         "gemm-weight": parts.source("published", TEXTS["a100 weight"], parts.PCIE, weight, share=accumulate),
-        "attention": parts.source("published", TEXTS["a100 attention"], parts.ATTENTION_A100, flash, back=back),
+        "attention": parts.source(
+            "published", TEXTS["a100 attention"], parts.ATTENTION_A100, flash.fit, back=flash.back
+        ),
+        "attention-triton": parts.source(
+            "published", TEXTS["a100 triton attention"], parts.TRITON_A100, triton.fit, back=triton.back
+        ),
         "reduce": parts.source("published", TEXTS["a100 reduce"], parts.REDUCE_A100),
         "pair": parts.source("derived", "a transfer: the ring's rate on 2 GPUs and one of its steps", ["nccl-0479"]),
         "network": parts.source("published", TEXTS["a100 network"], [*parts.NICS_A100, *parts.TREE], tree),
@@ -112,7 +116,10 @@ def a100() -> Section:
     return _doubted(_profile(
         "a100-80gb", memory, sources, copies,
         gemm=parts.gemm_sections(chip, terms | card.values, accumulate, card.sigma, "gemm", rows),
-        attention=parts.attention_sections(chip, flash, back, "*", "attention"),
+        attention=[
+            *parts.attention_sections(chip, flash.fit, flash.back, "*", "attention"),
+            *parts.attention_sections(chip, triton.fit, triton.back, "triton", "attention-triton"),
+        ],
         collectives=[*tables, _pair(bus_bytes_per_s("nccl-0479"), step_s)],
         network=network,
         copies=_copies(26.28e9, 26.28e9),
@@ -169,6 +176,7 @@ def _hopper(name: str, memory: float, copies: list[str], memory_text: str) -> Se
         }  # fmt: skip
         for variant, fit in fits_.items():
             fit.values["narrow_d"] = {"flash": flash2, "cudnn": flash3}[variant].values["narrow_d"]
+    triton = triton_hopper(parts.A100, flash2)
     tables = _hopper_tables(name)
     tree = fit_links.fit_tree(parts.TREE, parts.H100_NODE_BYTES_PER_S, parts.H100_LATENCY_S)
     origin = "published" if name == "h100" else "measured"
@@ -189,6 +197,9 @@ def _hopper(name: str, memory: float, copies: list[str], memory_text: str) -> Se
         "attention-cudnn": parts.source(
             origin, TEXTS[f"{name} attention"], parts.FLASH3_H100, fits_["cudnn"], back=back["cudnn"]
         ),
+        "attention-triton": parts.source(
+            "derived", TEXTS["h100 triton attention"], parts.TRITON_A100, rate=triton.fit.values["rate"]
+        ),
         "sustained": parts.source("measured", TEXTS["sustained"], sustained_over_short=sustained),
         "reduce": parts.source("published", "all-reduce on 8 GPUs by size", rows_8),
         "reduce-derived": parts.source("derived", TEXTS["hopper reduce"], parts.REDUCE_H200),
@@ -204,6 +215,7 @@ def _hopper(name: str, memory: float, copies: list[str], memory_text: str) -> Se
             chip, fit, back[variant], variant, "attention" if variant == "flash" else "attention-cudnn"
         )
     ]
+    attention += parts.attention_sections(chip, triton.fit, triton.back, "triton", "attention-triton")
     sources["memory"] = parts.source("measured" if name == "h200" else "derived", memory_text, copies)
     return _profile(
         name, memory, sources, copies,

@@ -27,6 +27,8 @@ PCIE = between("gemm-0087", "gemm-0269")  # 183 shapes, three layouts in turn
 SXM = between("gemm-0021", "gemm-0028")
 H100_FP8 = between("gemm-0029", "gemm-0037")
 FLASH2_A100 = between("gemm-1003", "gemm-1014")  # causal, forward and backward
+TRITON_FORWARD_A100, TRITON_BACKWARD_A100 = between("gemm-1083", "gemm-1087"), between("gemm-1088", "gemm-1092")
+TRITON_A100 = [*TRITON_FORWARD_A100, *TRITON_BACKWARD_A100]  # FlashAttention-1
 FLASH2_H100 = between("gemm-1027", "gemm-1038")
 FLASH3_H100 = [
     *between("gemm-1045", "gemm-1050"),

@@ -17,18 +17,21 @@ from dataclasses import dataclass
 class Framework:
     """`operators[op]` = (launches, bytes moved over the least), of memory-bound operators; those not named stay the
     profile's. `accumulate`: bytes moved for each element of a weight gradient when the product leaves it in 16 bits and
-    another kernel adds it to the fp32 sum (0: the product adds it). What it holds beyond Megatron's program: `kept_ffn`
-    tensors as wide as the feed-forward a layer and micro-batch in flight, `logit_copies` of the logits in fp32 at the
-    loss, and with `gradient_buckets` a second copy of the 16-bit gradients where replicas reduce them. `source`: where
-    all that was read."""
+    another kernel adds it to the fp32 sum (0: the product adds it). `attention`: the profile's variant of fused
+    attention that it calls (empty: the plan's). `source`: where all that was read.
+
+    What it holds beyond the program that stands for it: `kept_ffn` tensors as wide as the feed-forward a layer and
+    micro-batch in flight, `logit_copies` of the logits in fp32 at the loss, and with `gradient_buckets` a second copy
+    of the 16-bit gradients where replicas reduce them."""
 
     name: str
     operators: Mapping[str, tuple[int, float]]
-    accumulate_bytes: float
-    kept_ffn: int
-    logit_copies: int
-    gradient_buckets: bool
     source: str
+    accumulate_bytes: float = 0.0
+    attention: str = ""
+    kept_ffn: int = 0
+    logit_copies: int = 0
+    gradient_buckets: bool = False
 
 
 NANOTRON = Framework(
@@ -57,4 +60,25 @@ NANOTRON = Framework(
     source="huggingface/nanotron 2411b02, models/llama.py, optim/gradient_accumulator.py, "
     "parallel/tensor_parallel/functional.py (read in 2026; the runs are of v0.5)",
 )
-FRAMEWORKS = {framework.name: framework for framework in (NANOTRON,)}
+LLM_FOUNDRY = Framework(
+    name="llm-foundry",
+    operators={
+        # torch's own layer norm on one H200 (calibration/measured/h200-kernels.json, 32768 x 4096): 0.615 of the
+        # copy bandwidth forward, 0.408 backward over 3 passes, where `add` has 0.90; then autograd adds the
+        # residual's gradient (3 passes). The operator's least is 2 and 4 passes.
+        "layernorm_forward": (1, 0.90 / 0.615),
+        "layernorm_backward": (3, (3 * 0.90 / 0.408 + 3) / 4),
+        "gelu_forward": (1, 1.0),  # the bias is the product's
+        "gelu_backward": (2, 3 * 0.90 / 0.701 / 4),  # 0.701 over 3 passes, its bias's gradient with it: the same table
+        "add": (1, 1.0),
+        "add_backward": (1, 1.0),  # the sum that is a bias's gradient
+        "bias_grad": (1, 1.0),
+        "position_forward": (1, 1.0),
+        "embedding_forward": (1, 1.0),
+        "copy": (1, 1.0),
+    },
+    attention="triton",
+    source="mosaicml/llm-foundry bb7f8bb, models/layers/{blocks,norm,attention,flash_attn_triton}.py and the "
+    "pretraining YAMLs before c26309d (attn_impl: triton)",
+)
+FRAMEWORKS = {framework.name: framework for framework in (NANOTRON, LLM_FOUNDRY)}

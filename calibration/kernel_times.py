@@ -84,7 +84,7 @@ def extents(call: KernelCall) -> tuple[int, ...]:
 
 def of_framework(entries: Iterable[Entry], one_pass: Entry, framework: Framework, per_kernel_s: float) -> list[Entry]:
     """`entries` with the operators of a framework priced by its own launches and traffic, each pass as the profile's
-    eager `add` (`one_pass`)."""
+    eager `add` (`one_pass`), and its attention by the variant that it calls."""
     kept = list(entries)
     assert one_pass.memory is not None
     line = one_pass.memory.line
@@ -99,7 +99,17 @@ def of_framework(entries: Iterable[Entry], one_pass: Entry, framework: Framework
             both = AccumulateForm(entry.gemm, line.launch_s, framework.accumulate_bytes, 1.0 / line.seconds_per_unit)
             own.append(replace(entry, variant="tn+acc32", gemm=both, issue_s=2 * per_kernel_s))
     gone = {("gemm", e.dtype, e.variant) for e in own if e.gemm is not None}
-    return [e for e in kept if e.op not in framework.operators and (e.op, e.dtype, e.variant) not in gone] + own
+    kept = [e for e in kept if e.op not in framework.operators and (e.op, e.dtype, e.variant) not in gone]
+    return _attending_by(kept, framework.attention) + own
+
+
+def _attending_by(entries: list[Entry], variant: str) -> list[Entry]:
+    """`entries` with one variant of fused attention for all; as they are without a name, or where the profile has no
+    such variant."""
+    named = [e for e in entries if e.attention is not None and e.variant == variant]
+    if not named:
+        return entries
+    return [e for e in entries if e.attention is None] + [replace(e, variant="*") for e in named]
 
 
 class KernelTimes:

@@ -27,6 +27,7 @@ BOUNDS = {
     "gemm-weight": 0.05,
     "attention": 0.02,
     "attention-cudnn": 0.06,
+    "attention-triton": 0.01,
     "network": 0.09,
 }
 
@@ -174,6 +175,20 @@ def test_a_framework_is_priced_by_its_own_launches_and_passes() -> None:
     assert theirs.for_kernels("eager") is theirs
     attention = KernelCall("attention_forward", (1, 32, 32, 4096, 64), "bf16", "flash")
     assert theirs.kernel_s(attention) == profile.kernel_s(attention)
+
+
+def test_a_framework_attends_by_the_kernel_that_it_calls() -> None:
+    """llm-foundry's FlashAttention-1 in Triton takes about twice as long as FlashAttention-2: 72 and 113 TFLOP/s at
+    4096 on A100 (gemm-1090, gemm-1085)."""
+    profile = load_profile("a100-80gb")
+    theirs = profile.with_kernels_of(FRAMEWORKS["llm-foundry"])
+    shape = (4, 48, 48, 4096, 64)
+    forward, backward = (KernelCall(f"attention_{way}", shape, "fp16", "flash") for way in ("forward", "backward"))
+    assert theirs.kernel_s(forward) == pytest.approx(2 * 2 * 4 * 48 * 4096**2 * 64 / 2 / 112.87e12, rel=0.01)
+    assert theirs.kernel_s(backward) == pytest.approx(5 * 2 * 4 * 48 * 4096**2 * 64 / 2 / 71.72e12, rel=0.06)
+    assert theirs.kernel_s(backward) > 1.8 * profile.kernel_s(backward)
+    gemm = KernelCall("gemm", (4096, 4096, 4096), "fp16", "nt")
+    assert theirs.kernel_s(gemm) == profile.kernel_s(gemm)
 
 
 def test_sigmas_are_how_far_the_procedure_missed_what_one_h200_measured() -> None:

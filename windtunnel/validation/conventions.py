@@ -28,7 +28,7 @@ GPT: Mapping[str, Any] = {
 }
 BLOOM: Mapping[str, Any] = {**GPT, "positions": "alibi", "embedding_norm": True}
 LLAMA: Mapping[str, Any] = {"activation": "swiglu", "norm": "rmsnorm", "positions": "rotary", "bias": False}
-MPT: Mapping[str, Any] = {**GPT, "positions": "alibi", "bias": False, "dropout": 0.0, "attention_dropout": 0.0}
+MPT: Mapping[str, Any] = {**GPT, "dropout": 0.0, "attention_dropout": 0.0}
 
 MEGATRON: Mapping[str, Any] = {"implementation": "megatron", "attention": "unfused"}
 FSDP: Mapping[str, Any] = {"implementation": "windtunnel", "attention": "flash"}
@@ -191,7 +191,9 @@ CONVENTIONS: tuple[Convention, ...] = (
         matches=("llm_foundry", ""),
         family=MPT,
         plan=FSDP,
-        why="Composer on FSDP1, read as ZeRO-3 of our own.",
+        framework="llm-foundry",
+        why="Composer on FSDP1, read as ZeRO-3 of our own with the kernels that its MPT launches, attention in Triton "
+        "(FlashAttention-1). Learned positions and biases: the printed numbers of parameters have them.",
     ),
 )
 
