@@ -179,6 +179,9 @@ def rotary_embedding() -> Iterator[Case]:
         if liger is not None:
             c, s = wide_cos[:, :, 0], wide_sin[:, :, 0]
             add_peer(calls, "liger", lambda: lambda: liger.apply(q.transpose(1, 2), k.transpose(1, 2), c, s))
+        source = bf16(q.numel() + k.numel())
+        copied = torch.empty_like(source)
+        calls["(copy of as much)"] = lambda: copied.copy_(source)
         yield Case(
             "rotary q + k", f"{batch}x4096x(32+8)x128 bf16", calls, bytes=4.0 * (q.numel() + k.numel()), target=0.92
         )

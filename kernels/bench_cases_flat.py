@@ -66,8 +66,10 @@ def linear_losses() -> Iterator[Case]:
     compiled = compiled_of(plain)
     flops = 6.0 * rows * hidden * vocab
     calls: dict[str, Call] = {
-        "ours": lambda: linear_crossentropy.linear_cross_entropy(x, w, target, scale=1 / rows, weight_grad=main),
         "ours, new dW": lambda: linear_crossentropy.linear_cross_entropy(x, w, target, scale=1 / rows),
+        "ours, into main grad": lambda: linear_crossentropy.linear_cross_entropy(
+            x, w, target, scale=1 / rows, weight_grad=main
+        ),
     }
     add_torch(calls, plain, compiled, lambda f: lambda: torch.autograd.grad(f(x_leaf, w_leaf), [x_leaf, w_leaf]))
     liger = liger_function("liger_kernel.ops.fused_linear_cross_entropy.LigerFusedLinearCrossEntropyFunction")
@@ -79,15 +81,23 @@ def linear_losses() -> Iterator[Case]:
             return torch.autograd.grad(loss, [x_leaf, w_leaf])
 
         add_peer(calls, "liger", lambda: liger_step)
-    logits = torch.empty(2048, vocab, device="cuda", dtype=torch.bfloat16)
+    logits = torch.empty(vocab, 2048, device="cuda", dtype=torch.bfloat16)
 
-    def gemms() -> None:
+    def products() -> None:
         for part in x.split(2048):
-            torch.mm(part, w.t(), out=logits)
-            torch.mm(logits, w)
-            torch.mm(logits.t(), part)
+            torch.mm(w, part.t(), out=logits)
+            torch.mm(logits.t(), w)
+            torch.mm(logits, part)
 
-    calls["gemm floor (bf16 dW)"] = gemms
+    def products_by_rows() -> None:
+        by_rows = logits.view(2048, vocab)
+        for part in x.split(2048):
+            torch.mm(part, w.t(), out=by_rows)
+            torch.mm(by_rows, w)
+            torch.mm(by_rows.t(), part)
+
+    calls["(products alone, bf16 dW)"] = products
+    calls["(the same, logits by rows)"] = products_by_rows
     yield Case(
         "linear + cross entropy, forward + backward", f"{rows}x{hidden}, vocab {vocab} bf16", calls, flops=flops,
         target=40.0, target_ms=True, memory=True, budget_ms=400.0,

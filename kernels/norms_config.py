@@ -38,7 +38,8 @@ _NARROW = [
 ]
 _LOOPED = [
     (4096, ForwardConfig(1, 8, loop=2048)),
-    (PERSISTENT_WIDTH + 1, ForwardConfig(1, 16, loop=4096)),
+    (8192, ForwardConfig(1, 16, loop=4096)),
+    (PERSISTENT_WIDTH + 1, ForwardConfig(1, 16, loop=8192)),
 ]
 FORWARD_TABLE: list[tuple[int, ForwardConfig]] = [*_NARROW, *_LOOPED]
 """A row read twice, the second time from the caches, beats one held in registers from width 4096 on."""

@@ -58,7 +58,8 @@ def forward_launch(
     config = config or by_width(table, width)
     tiles = cdiv(rows, config.rows)
     if config.loop:
-        flags |= {"EXACT": width % config.loop == 0 and rows % config.rows == 0, "ROWS": config.rows}
+        exact = width % config.loop == 0 and rows % config.rows == 0
+        flags |= {"EXACT": exact, "COLUMNS": width if exact else 0, "ROWS": config.rows}
         constants = Constants(**flags, BLOCK=config.loop, num_warps=config.warps)
         return Launch(norm_wide_forward_kernel, (tiles,), constants)
     programs = min(tiles, processors(device) * config.per_processor) if config.per_processor else tiles

@@ -16,15 +16,18 @@ def norm_wide_forward_kernel(
     x_stride, residual_stride, rows, width, eps,
     p, keep_scale, key_low, key_high, token_first, element_first, samples, sample_stride,
     RMS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
-    STORE_STREAM: tl.constexpr, ROUND: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    STORE_STREAM: tl.constexpr, ROUND: tl.constexpr, EXACT: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A row tile, looped over in blocks of columns and read two times (rms) or three: the first read asks the caches
-    to keep the row, the last lets it go. EXACT: blocks and tiles divide the shape, no masks."""
+    to keep the row, the last lets it go. EXACT: blocks and tiles divide the shape, no masks; COLUMNS is then the width,
+    so that the compiler sees how many blocks there are and has their loads in flight together."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     lanes = tl.arange(0, BLOCK)[None, :]
     live = row < rows
+    columns = COLUMNS if EXACT else width
     total = tl.zeros([ROWS, BLOCK], tl.float32)
-    for start in tl.range(0, width, BLOCK):
+    for start in tl.range(0, columns, BLOCK):
         cols = start + lanes
         inside = live & (cols < width)
         if EXACT:
@@ -51,7 +54,7 @@ def norm_wide_forward_kernel(
         mean = tl.sum(total, axis=1, keep_dims=True) / width
         tl.store(mean_ptr + row, mean, mask=live)
         total = tl.zeros([ROWS, BLOCK], tl.float32)
-        for start in tl.range(0, width, BLOCK):
+        for start in tl.range(0, columns, BLOCK):
             cols = start + lanes
             inside = live & (cols < width)
             s = tl.load(source + row * stride + cols, mask=inside, other=0.0, eviction_policy="evict_last")
@@ -60,7 +63,7 @@ def norm_wide_forward_kernel(
     variance = tl.sum(total, axis=1, keep_dims=True) / width
     rstd = 1.0 / tl.sqrt(variance + tl.cast(eps, tl.float32))
     tl.store(rstd_ptr + row, rstd, mask=live)
-    for start in tl.range(0, width, BLOCK):
+    for start in tl.range(0, columns, BLOCK):
         cols = start + lanes
         column = cols < width
         inside = live & column

@@ -35,6 +35,8 @@ Tensor = torch.Tensor
 BLOCK = 1024
 """Columns of a program."""
 WARPS = 4
+ROWS = 4
+"""Rows of a tile of the backward: so many hashes in flight."""
 _ANY_FLOAT = (*FLOATS, torch.float64)
 
 # ---------------------------------------------------------------- Triton
@@ -139,7 +141,7 @@ def _backward_launch(
     rows: int, width: int, has_bias: bool, has_dropout: bool, device: torch.device, block: int, warps: int
 ) -> tuple[tuple[int, int], Constants]:
     """(grid: column blocks by stripes of rows, constants)."""
-    constants = Constants(HAS_BIAS=has_bias, HAS_DROPOUT=has_dropout, ROWS=2, BLOCK=block, num_warps=warps)
+    constants = Constants(HAS_BIAS=has_bias, HAS_DROPOUT=has_dropout, ROWS=ROWS, BLOCK=block, num_warps=warps)
     return striped(rows, width, block, device), constants
 
 

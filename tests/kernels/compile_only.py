@@ -56,8 +56,10 @@ class Compiled:
 
 
 def compile_for_hopper(
-    kernel: Any, types: dict[str, str], constants: dict[str, Any], warps: int, *, float_type: str = "fp32"
-) -> Compiled:
+    kernel: Any, types: dict[str, str], constants: dict[str, Any], warps: int, *, float_type: str = "fp32",
+    aligned: tuple[str, ...] = (),
+) -> Compiled:  # fmt: skip
+    """`aligned`: integers among UNALIGNED that are multiples of 16 here."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -71,7 +73,7 @@ def compile_for_hopper(
             signature[name] = "*" + types.get(name.removesuffix("_ptr"), "fp32")
         else:
             signature[name] = types.get(name, float_type if name in FLOAT_NAMES else "i32")
-        if name not in UNALIGNED and name not in FLOAT_NAMES:
+        if name in aligned or name not in UNALIGNED | FLOAT_NAMES:
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, {(kernel.arg_names.index(k),): v for k, v in constants.items()}, attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})

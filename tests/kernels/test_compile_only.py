@@ -14,8 +14,8 @@ from tests.kernels.compile_only import compile_for_hopper
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 
-def check(kernel, types, constants, warps, *, shared_limit=232_448, load_bytes=16, double="fp32"):
-    compiled = compile_for_hopper(kernel, types, constants, warps, float_type=double)
+def check(kernel, types, constants, warps, *, shared_limit=232_448, load_bytes=16, double="fp32", aligned=()):
+    compiled = compile_for_hopper(kernel, types, constants, warps, float_type=double, aligned=aligned)
     assert compiled.stack_bytes == 0, f"spills {compiled.stack_bytes} bytes at {compiled.registers} registers"
     assert compiled.shared_bytes <= shared_limit
     assert compiled.widest_load_bytes >= load_bytes
@@ -140,7 +140,7 @@ def test_residual():
     types = dict.fromkeys(("residual", "z", "bias", "out", "d", "dz"), "bf16") | {"token": "i64"}
     flags = {"HAS_BIAS": True, "HAS_DROPOUT": True, "BLOCK": r.BLOCK}
     check(r.residual_forward_kernel, types, flags, r.WARPS)
-    check(r.residual_backward_kernel, types, flags | {"ROWS": 2}, r.WARPS)
+    check(r.residual_backward_kernel, types, flags | {"ROWS": r.ROWS}, r.WARPS)
 
 
 @pytest.mark.parametrize("dim", [64, 128])
@@ -161,6 +161,20 @@ def test_cross_entropy(logits):
     check(kernels.cross_entropy_kernel, types, flags, CONFIG.warps)
     for kernel in (kernels.row_statistics_kernel, kernels.row_max_kernel, kernels.exp_target_kernel):
         check(kernel, types, {"BLOCK": CONFIG.block}, CONFIG.warps)
+
+
+@pytest.mark.parametrize("logits", ["bf16", "fp32"])
+def test_cross_entropy_of_columns(logits):  # rows come in lines of 16
+    from kernels import crossentropy_columns as c
+
+    types = {"logits": logits, "target": "i64"}
+    for kernel, tiles in ((c.columns_statistics_kernel, c.STATISTICS), (c.columns_gradient_kernel, c.GRADIENT)):
+        constants = {"TILES": tiles.tiles, "ROWS": tiles.rows, "WORDS": tiles.words}
+        check(kernel, types, constants, tiles.warps, aligned=("rows",))
+    once = {"ROWS": c.JOINED_ROWS}
+    check(c.join_columns_kernel, types, once | {"HAS_WEIGHT": True, "SPANS": 16}, 2, aligned=("rows",), load_bytes=4)
+    check(c.take_targets_kernel, types, once, 2, load_bytes=2)
+    check(c.put_targets_kernel, types, once, 2, load_bytes=4)
 
 
 def test_flat_buffers():
