@@ -1,6 +1,6 @@
 """Sweeps the launch configurations behind the tables of each operator's file; run on the device after a kernel changed.
 
-    python -m kernels.tune [norm-forward norm-backward pointwise rotary adamw crossentropy]
+    python -m kernels.tune [NAME ...]      names: the keys of SWEEPS, all by default
 
 Prints, for each operator and width, the configurations from fastest to slowest as a share of the copy bandwidth
 measured in the same run. The winner is written into the table by hand: a launch configuration is part of the source,
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from kernels import activations, adamw, crossentropy, norms, rotary
+from kernels import activations, adamw, crossentropy, crossentropy_columns, norms, rotary
 from kernels.timing import copy_tb_s, kernel_ms
 
 ELEMENTS = 2**28
@@ -186,6 +186,18 @@ def tune_crossentropy(copy: float) -> None:
     _rank("crossentropy (3 passes)", copy, 6.0 * logits.numel(), runs, keep=9)
 
 
+def tune_columns(copy: float) -> None:
+    """Statistics alone, then both passes with the statistics as they are in the table."""
+    target = torch.randint(0, 128256, (8192,), device="cuda")
+    tiles = [(r, words, n, w) for r, w in ((512, 2), (1024, 4), (2048, 8)) for words in (2, 4, 8) for n in (4, 8, 32)]
+    for rows in (2048, 8192):
+        logits = torch.randn(128256, rows, device="cuda", dtype=torch.bfloat16)
+        for name, gradient in (("STATISTICS", False), ("GRADIENT", True)):
+            call = partial(crossentropy_columns.cross_entropy_columns, logits, target[:rows], gradient=gradient)
+            runs = {str(t): _with(crossentropy_columns, {name: crossentropy_columns.Tiles(*t)}, call) for t in tiles}
+            _rank(f"columns {rows} {name.lower()}", copy, (6.0 if gradient else 2.0) * logits.numel(), runs, keep=4)
+
+
 SWEEPS: dict[str, Callable[[float], None]] = {
     "norm-forward": tune_norm_forward,
     "add-norm-forward": tune_add_norm_forward,
@@ -194,6 +206,7 @@ SWEEPS: dict[str, Callable[[float], None]] = {
     "rotary": tune_rotary,
     "adamw": tune_adamw,
     "crossentropy": tune_crossentropy,
+    "columns": tune_columns,
 }
 
 
