@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from kernels import activations, adamw, checksum, crossentropy, delta, norms, onebit, rotary
+from kernels.crossentropy_columns import cross_entropy_columns
 from kernels.norms_config import PERSISTENT_WIDTH
 from tests.kernels.fidelity import DEVICE, ON_GPU, randn
 
@@ -59,6 +60,10 @@ def test_strided_rows_beyond_int32(far):  # bug 1
     same(crossentropy.cross_entropy(x, target), crossentropy.cross_entropy(near, target))
     same(crossentropy.row_statistics(x, target), crossentropy.row_statistics(near, target))
     crossentropy.cross_entropy(out, target, in_place=True)
+    words, near_words = spread(far, 96, 3), spread(far, 96, 3).clone()
+    target = torch.arange(96, device=DEVICE) % 3
+    same([cross_entropy_columns(words, target)], [cross_entropy_columns(near_words, target)])
+    same([words], [near_words])
     if not ON_GPU:
         assert (
             resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4 * 2**20
