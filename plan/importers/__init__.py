@@ -17,6 +17,7 @@ from typing import Any
 
 from plan.files import text_of
 from plan.importers import deepspeed, huggingface, megatron, neox, torchtitan, torchtitan_script
+from plan.importers.deepspeed_optimizer import Semantics
 from plan.importers.detection import Format, classify, detect
 from plan.importers.ledger import Ledger
 from plan.importers.megatron import Request
@@ -49,7 +50,7 @@ def import_file(
     model: str | Mapping[str, Any] | None = None,
     variables: Mapping[str, str] | None = None,
     strict: bool = False,
-    deepspeed_semantics: deepspeed.Semantics = "current",
+    deepspeed_semantics: Semantics = "current",
     refuse: bool = True,
 ) -> ImportResult:
     """Read a file of any accepted format into a run dict.
@@ -65,14 +66,7 @@ def import_file(
     ledger = Ledger(strict=strict)
     request = Request(cluster, nodes, model, deepspeed_semantics)
     if kind == "megatron":
-        script = read_script(text, variables, where)
-        launch = torchtitan_script.find(script)
-        if launch is None:
-            run = megatron.translate(script, where.parent, request, ledger)
-        else:
-            kind = "torchtitan"
-            content, world = torchtitan_script.tables(script, launch, where.parent, request.sized, ledger)
-            run = _torchtitan(content, request, ledger, world)
+        kind, run = _script(text, variables, where, request, ledger)
     else:
         run = _TRANSLATORS[kind](content, request, ledger)
     model_keys = run.get("model")
@@ -80,14 +74,24 @@ def import_file(
         run["model"] = {"name": where.stem, **model_keys}
     if refuse:
         ledger.refuse()
-    ordered = {
-        section: run[section]
-        for section in ("model", "cluster", "plan", "optimizer", "train", "data", "checkpoint", "budget")
-        if section in run
-    }
-    return ImportResult(
-        ordered | run, tuple(ledger.notes), tuple(ledger.warnings), kind, (*ledger.problems, *ledger.not_forecast)
-    )
+    first = {section: run[section] for section in _ORDER if section in run}
+    problems = (*ledger.problems, *ledger.not_forecast)
+    return ImportResult(first | run, tuple(ledger.notes), tuple(ledger.warnings), kind, problems)
+
+
+_ORDER = ("model", "cluster", "plan", "optimizer", "train", "data", "checkpoint", "budget")
+
+
+def _script(
+    text: str, variables: Mapping[str, str] | None, where: Path, request: Request, ledger: Ledger
+) -> tuple[Format, dict[str, Any]]:
+    """A launch script: Megatron's, or one that starts torchtitan with a configuration of its own."""
+    script = read_script(text, variables, where)
+    launch = torchtitan_script.find(script)
+    if launch is None:
+        return "megatron", megatron.translate(script, where.parent, request, ledger)
+    content, world = torchtitan_script.tables(script, launch, where.parent, request.sized, ledger)
+    return "torchtitan", _torchtitan(content, request, ledger, world)
 
 
 def _sized(request: Request, ledger: Ledger) -> tuple[dict[str, Any], World]:

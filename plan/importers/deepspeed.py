@@ -9,20 +9,17 @@ what is assumed. Defaults that changed between releases are pinned by `semantics
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from plan.importers import deepspeed_keys as keys
 from plan.importers import partitioned
 from plan.importers.deepspeed_account import account, in_range
 from plan.importers.deepspeed_batch import Batch, solve
+from plan.importers.deepspeed_optimizer import Semantics, clipping, optimizer_section
 from plan.importers.deepspeed_zero import zero_section
 from plan.importers.ledger import Ledger
 from plan.importers.relaxed import read_json
 from plan.nearest import shown
-
-Semantics = Literal["current", "before-2026"]
-CLIPPING: dict[str, float] = {"current": 1.0, "before-2026": 0.0}
-SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +70,8 @@ def translate(config: Mapping[str, Any], setting: Setting, ledger: Ledger) -> di
     plan |= _activations(clean, setting, plan.get("offload", {}), ledger)
     if not setting.script:
         partitioned.deepspeed(plan, clean.get("zero_optimization"), ledger)
-    optimizer = _optimizer(clean, plan, ledger)
-    optimizer |= _clipping(clean, setting, ledger)
+    optimizer = optimizer_section(clean, plan, ledger)
+    optimizer |= clipping(clean, setting.clip, setting.semantics, ledger)
     account(clean, ledger)
     return {"plan": plan, "optimizer": optimizer} if optimizer else {"plan": plan}
 
@@ -149,15 +146,7 @@ def _batch(config: dict[str, Any], setting: Setting, ledger: Ledger) -> dict[str
     given = Batch(*map(whole, names))
     if setting.wrong or any(key in config and whole(key) is None for key in names):
         return {}  # what would follow from the others is not what was meant
-    for key, value, flag, other in (
-        ("train_batch_size", given.train, "--global-batch-size", setting.train),
-        ("train_micro_batch_size_per_gpu", given.micro, "--micro-batch-size", setting.micro),
-    ):
-        if value is not None and other is not None and value != other:
-            ledger.problem(
-                f"two batch sizes: {key} {value} in the DeepSpeed JSON and {flag} {other} in the script; make them"
-                " equal"
-            )
+    _agree(given, setting, ledger)
     merged = Batch(
         setting.train if given.train is None else given.train,
         setting.micro if given.micro is None else given.micro,
@@ -179,6 +168,19 @@ def _batch(config: dict[str, Any], setting: Setting, ledger: Ledger) -> dict[str
         )
     found = {"micro_batch_size": solved.micro, "global_batch_size": solved.train}
     return {key: value for key, value in found.items() if value is not None}
+
+
+def _agree(given: Batch, setting: Setting, ledger: Ledger) -> None:
+    """The script beside the JSON must give the same batch sizes, where it gives any."""
+    for key, value, flag, other in (
+        ("train_batch_size", given.train, "--global-batch-size", setting.train),
+        ("train_micro_batch_size_per_gpu", given.micro, "--micro-batch-size", setting.micro),
+    ):
+        if value is not None and other is not None and value != other:
+            ledger.problem(
+                f"two batch sizes: {key} {value} in the DeepSpeed JSON and {flag} {other} in the script; make them"
+                " equal"
+            )
 
 
 def _precision(config: dict[str, Any], setting: Setting, ledger: Ledger) -> dict[str, Any]:
@@ -241,69 +243,3 @@ def _activations(config: dict[str, Any], setting: Setting, offload: dict[str, An
     if "cpu_checkpointing" in used:
         found["offload"] = {**offload, "activations": "cpu"}
     return found
-
-
-def _optimizer(config: dict[str, Any], plan: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
-    section = config.get("optimizer")
-    found: dict[str, Any] = {}
-    if section:
-        kind, values = str(section.get("type", "AdamW")), section.get("params") or {}
-        if kind.lower() == "onebitadam":
-            plan["gradient_compression"] = "onebit-adam"
-            if plan["zero_stage"] > 0:
-                ledger.problem(
-                    f"1-bit Adam is not compatible with ZeRO: optimizer OneBitAdam with stage {plan['zero_stage']}; use"
-                    " stage 0 or AdamW"
-                )
-        elif kind.lower() not in ("adam", "adamw"):
-            ledger.not_yet(f"the optimizer {kind}", "AdamW")
-        found |= {
-            name: ledger.number(values[key], f"optimizer.params.{key}", above=0 if key == "eps" else None)
-            for name, key in (("lr", "lr"), ("eps", "eps"), ("weight_decay", "weight_decay"))
-            if key in values
-        }
-        if isinstance(values.get("betas"), list):
-            found["betas"] = [
-                ledger.number(beta, "optimizer.params.betas", least=0, below=1) for beta in values["betas"]
-            ]
-    return found | _schedule(config.get("scheduler"), ledger)
-
-
-def _schedule(section: dict[str, Any] | None, ledger: Ledger) -> dict[str, Any]:
-    if not section:
-        return {}
-    kind, values = str(section.get("type")), section.get("params") or {}
-    if kind not in SCHEDULES:
-        ledger.warn(
-            f"the scheduler {kind} is not translated: it changes the loss, not the step time; a constant rate is taken"
-        )
-        return {"schedule": {"kind": "constant", "warmup_steps": 0}}
-    schedule: dict[str, Any] = {
-        "kind": SCHEDULES[kind],
-        "warmup_steps": ledger.integer(values.get("warmup_num_steps", 0), "scheduler.params.warmup_num_steps"),
-    }
-    if "total_num_steps" in values:
-        schedule["decay_steps"] = ledger.integer(values["total_num_steps"], "scheduler.params.total_num_steps")
-    found: dict[str, Any] = {"schedule": schedule | ({"min_lr": 0.0} if kind != "WarmupLR" else {})}
-    if "warmup_max_lr" in values:
-        found["lr"] = ledger.number(values["warmup_max_lr"], "scheduler.params.warmup_max_lr")
-    return found
-
-
-def _clipping(config: dict[str, Any], setting: Setting, ledger: Ledger) -> dict[str, Any]:
-    if "gradient_clipping" in config:
-        value = ledger.number(config["gradient_clipping"], "gradient_clipping")
-        if setting.clip is not None and value is not None and value != setting.clip:
-            ledger.warn(
-                f"gradient_clipping {value:g} in the DeepSpeed JSON and --clip-grad {setting.clip:g} in the script:"
-                f" DeepSpeed clips at {value:g}"
-            )
-        return {"clip_norm": value}
-    if setting.clip is not None:
-        return {"clip_norm": setting.clip}
-    pinned = CLIPPING[setting.semantics]
-    ledger.warn(
-        f"gradient_clipping is not given: 0 (off) in DeepSpeed before mid-2026 (PR #8068), 1.0 since; {pinned:g} is"
-        " taken"
-    )
-    return {"clip_norm": pinned}

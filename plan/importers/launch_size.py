@@ -3,6 +3,7 @@ hosts and variables of well-known names.
 """
 
 import re
+from dataclasses import dataclass
 
 from plan.importers.launch import Launch
 from plan.importers.ledger import Ledger
@@ -41,54 +42,74 @@ TASKS = {"srun": ("--ntasks", "-n"), "mpirun": ("-np", "-n", "--np")}
 """Options that count processes: GPUs when they start Python directly, nodes when they start another launcher."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """What was found so far. `sized`: the user says how many nodes anyway, so that an unknown number does no harm."""
+
+    script: Script
+    sized: bool
+    ledger: Ledger
+    found: list[Statement]
+
+    def add(self, quantity: Quantity, text: str, where: str) -> None:
+        """A statement, if its text is a number; what else a launcher's option may be is a problem or a note."""
+        variable = where.startswith("variable")
+        if self.script.expander.why(text):
+            if quantity != "gpus_per_node" and not variable and not self.sized:
+                self._unknown(text, where)
+        elif ":" in text and quantity == "nodes":
+            self.ledger.problem(f"{where} {text} is an elastic range; give one number of nodes with --nodes")
+        elif text.isdigit() and int(text) > 0:
+            self.found.append(Statement(quantity, int(text), where))
+        elif text in ("gpu", "auto") and quantity == "gpus_per_node":
+            self.ledger.note(f"{where} {text}: one process for each GPU that a node of the cluster has")
+        elif not variable:
+            self.ledger.problem(f"{where} is {text!r}, but must be a whole number of at least 1")
+
+    def _unknown(self, text: str, where: str) -> None:
+        expander = self.script.expander
+        self.ledger.problem(
+            f"{where} is {expander.show(text)}, whose value is unknown: {expander.why(text)[0].sentence()}; define it"
+            " in the script, or give --nodes N"
+        )
+
+
 def size_statements(script: Script, launch: Launch | None, sized: bool, ledger: Ledger) -> list[Statement]:
     """Everything in the script that says how many nodes and GPUs run. `sized`: the user says how many nodes anyway."""
-    found: list[Statement] = []
-
-    def add(quantity: Quantity, text: str, where: str) -> None:
-        if reasons := script.expander.why(text):
-            needed = quantity != "gpus_per_node" and not where.startswith("variable")
-            if needed and not sized:
-                ledger.problem(
-                    f"{where} is {script.expander.show(text)}, whose value is unknown: {reasons[0].sentence()}; define"
-                    " it in the script, or give --nodes N"
-                )
-            return
-        if ":" in text and quantity == "nodes":
-            ledger.problem(f"{where} {text} is an elastic range; give one number of nodes with --nodes")
-        elif text.isdigit() and int(text) > 0:
-            found.append(Statement(quantity, int(text), where))
-        elif text in ("gpu", "auto") and quantity == "gpus_per_node":
-            ledger.note(f"{where} {text}: one process for each GPU that a node of the cluster has")
-        elif not where.startswith("variable"):
-            ledger.problem(f"{where} is {text!r}, but must be a whole number of at least 1")
-
-    nested = launch is not None and any(
-        _name(word) in ("torchrun", "deepspeed", "accelerate") or word.startswith("torch.distributed")
-        for word in launch.launcher
-    )
-    for option, value in slurm_options(script.text):
-        if option == "--nodes":
-            add("nodes", value.split("-")[0], "#SBATCH --nodes")
-        elif option in ("--gres", "--gpus-per-node") and (option != "--gres" or value.startswith("gpu")):
-            add("gpus_per_node", value.split(":")[-1], f"#SBATCH {option}")
-        elif option == "--gpus":
-            add("gpus", value.split(":")[-1], "#SBATCH --gpus")
-    found += _of_hostfile(script, launch, sized, ledger)
+    sizes = _Sizes(script, sized, ledger, [])
+    _of_slurm(sizes)
+    sizes.found.extend(_of_hostfile(script, launch, sized, ledger))
+    nested = launch is not None and any(map(_starts_processes, launch.launcher))
     for name, option, value in _launcher_options(launch):
         quantity = LAUNCHER_OPTIONS[name].get(option) or ("nodes" if nested else "gpus")
-        add(quantity, value, f"{name} {option}")
+        sizes.add(quantity, value, f"{name} {option}")
     for variable, quantity in SIZE_VARIABLES.items():
         text = script.expander.variables.get(variable)
         if isinstance(text, str):
-            add(quantity, text, f"variable {variable}")
+            sizes.add(quantity, text, f"variable {variable}")
     word = _unknown_options(script, launch) if launch and not sized else None
-    if word is not None and not any(each.quantity != "gpus_per_node" for each in found):
+    if word is not None and not any(each.quantity != "gpus_per_node" for each in sizes.found):
         ledger.problem(
             f"the launcher's options contain {script.expander.show(word)}, whose value is unknown:"
             f" {script.expander.why(word)[0].sentence()}; they may say how many GPUs run. Define it, or give --nodes N"
         )
-    return found
+    return sizes.found
+
+
+def _of_slurm(sizes: _Sizes) -> None:
+    """What the SLURM header says."""
+    for option, value in slurm_options(sizes.script.text):
+        if option == "--nodes":
+            sizes.add("nodes", value.split("-")[0], "#SBATCH --nodes")
+        elif option in ("--gres", "--gpus-per-node") and (option != "--gres" or value.startswith("gpu")):
+            sizes.add("gpus_per_node", value.split(":")[-1], f"#SBATCH {option}")
+        elif option == "--gpus":
+            sizes.add("gpus", value.split(":")[-1], "#SBATCH --gpus")
+
+
+def _starts_processes(word: str) -> bool:
+    """Whether a word of a launcher is itself one that starts a process for each GPU of a node."""
+    return _name(word) in ("torchrun", "deepspeed", "accelerate") or word.startswith("torch.distributed")
 
 
 def _unknown_options(script: Script, launch: Launch) -> str | None:

@@ -15,14 +15,15 @@ from typing import Any
 
 from plan import presets
 from plan.files import parse_yaml
-from plan.importers import deepspeed
 from plan.importers.arguments import Arguments
+from plan.importers.deepspeed_optimizer import Semantics
 from plan.importers.launch import Launch, find_launch
 from plan.importers.launch_size import cluster_hints, size_statements
 from plan.importers.ledger import Ledger, set_path
+from plan.importers.megatron_batch import explain_batch
 from plan.importers.megatron_deepspeed import lay_deepspeed
 from plan.importers.megatron_model import model_section
-from plan.importers.megatron_plan import model_parallel, plan_section
+from plan.importers.megatron_plan import plan_section
 from plan.importers.megatron_training import training_sections
 from plan.importers.world import World, agree, cluster_section
 from plan.shell.script import Script
@@ -45,7 +46,7 @@ class Request:
     cluster: str | Mapping[str, Any] | None = None
     nodes: int | None = None
     model: str | Mapping[str, Any] | None = None
-    semantics: deepspeed.Semantics = "current"
+    semantics: Semantics = "current"
 
     @property
     def sized(self) -> bool:
@@ -72,7 +73,7 @@ def translate(script: Script, folder: Path, request: Request, ledger: Ledger) ->
     if cluster:
         run = {"model": model, "cluster": cluster, "plan": plan}
     lay_deepspeed(script, arguments, folder, run, world, request.semantics, ledger)
-    batch = _explain_batch(arguments, plan, world, ledger)
+    batch = explain_batch(arguments, plan, world, ledger)
     run |= training_sections(arguments, batch, _whole(model.get("seq_length")), run.pop("optimizer", {}), ledger)
     _attention_dropout(model, plan, ledger)
     arguments.finish()
@@ -160,61 +161,6 @@ def model_of(model: str | Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     except ValueError as error:
         ledger.problem(f"--model: {error}")
     return {"preset": model}
-
-
-def _explain_batch(a: Arguments, plan: Mapping[str, Any], world: World, ledger: Ledger) -> int | None:
-    """The global batch. Says how it hangs together with micro batch and data parallelism, and refuses what Megatron
-    refuses.
-    """
-    micro, whole = _whole(plan.get("micro_batch_size")), _whole(plan.get("global_batch_size"))
-    if micro is None:
-        if "--micro-batch-size" not in a.given:
-            ledger.problem(
-                "--micro-batch-size is missing; Megatron requires it (sequences of one forward pass of one"
-                " data-parallel rank)"
-            )
-        return None
-    size, copy = world.size, model_parallel(plan)
-    if not size or copy is None or size % copy:
-        return whole  # plan.rules names a world that does not divide
-    ranks = size // copy
-    context = f" × CP{plan['context_parallel']}" if "context_parallel" in plan else ""
-    ledger.note(
-        f"data_parallel {ranks} = {size} GPUs / (TP{plan['tensor_parallel']} × PP{plan['pipeline_parallel']}{context})"
-    )
-    old = a.old.get("--micro-batch-size")
-    if whole is None:
-        ledger.note(
-            f"--global-batch-size is not given: {micro * ranks} = micro batch {micro} × {ranks} data-parallel ranks,"
-            " one micro-batch a step"
-        )
-        if old and micro > 1:
-            ledger.note(
-                f"if {micro} was meant as the global batch, write --micro-batch-size 1 --global-batch-size {micro}"
-            )
-        if old and (plan["pipeline_parallel"] or 1) > 1:
-            ledger.warn(
-                f"{old} {micro} leaves one micro-batch in a pipeline of {plan['pipeline_parallel']} stages: all but one"
-                " stage idle at any time"
-            )
-    elif whole % (micro * ranks) == 0:
-        count = whole // (micro * ranks)
-        ledger.note(
-            f"{count} micro-batch{'es' if count > 1 else ''} a step = global batch {whole} / (micro batch {micro} ×"
-            f" {ranks} data-parallel ranks)"
-        )
-    for start in a.given.get("--rampup-batch-size", [])[:2]:
-        number = ledger.integer(start, "--rampup-batch-size")
-        if number is not None and number % (micro * ranks):
-            sentence = (
-                f"--rampup-batch-size {start} is not a multiple of micro batch {micro} × {ranks} data-parallel ranks ="
-                f" {micro * ranks}"
-            )
-            if "--load" in a.given:  # a run that goes on behind its ramp never meets the check
-                ledger.warn(f"{sentence}: Megatron refuses that until the ramp has passed")
-            else:
-                ledger.problem(sentence)
-    return whole if whole is not None else micro * ranks
 
 
 def _layers(model: Mapping[str, Any]) -> int | None:

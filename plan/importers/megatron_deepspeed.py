@@ -9,6 +9,7 @@ from typing import Any
 
 from plan.importers import deepspeed, partitioned
 from plan.importers.arguments import Arguments
+from plan.importers.deepspeed_optimizer import Semantics
 from plan.importers.ledger import Ledger
 from plan.importers.megatron_plan import model_parallel
 from plan.importers.world import World
@@ -21,21 +22,21 @@ def lay_deepspeed(
     folder: Path,
     run: dict[str, Any],
     world: World,
-    semantics: deepspeed.Semantics,
+    semantics: Semantics,
     ledger: Ledger,
 ) -> None:
     """Lay the DeepSpeed configuration over the plan: JSON wins for ZeRO, both must agree on the batch."""
     used, name, stage = a.has("--deepspeed"), a.file("--deepspeed_config", script.files), a.integer("--zero-stage")
-    alone = a.has("--no-pipeline-parallel")
+    alone, plan = a.has("--no-pipeline-parallel"), run["plan"]
     a.idle("--deepspeed-activation-checkpointing", "of its own: --checkpoint-activations decides what is recomputed")
     a.idle("--zero-reduce-bucket-size", "here: the buckets of the DeepSpeed JSON are taken")
     a.idle("--zero-allgather-bucket-size", "here: DeepSpeed's parameter gather is forecast in whole buckets")
+    if a.has("--enable-zbh1-pipeline"):
+        plan["schedule"] = "zb-h1"
     if not used and name is None:
         a.idle("--no-pipeline-parallel", "without --deepspeed")
         if stage is not None:
             ledger.warn(f"--zero-stage {stage} has no effect without --deepspeed")
-        if a.has("--enable-zbh1-pipeline"):
-            run["plan"]["schedule"] = "zb-h1"
         return
     if not used:
         shown = script.expander.show(name or "")
@@ -43,16 +44,20 @@ def lay_deepspeed(
             f"--deepspeed_config {shown} has no effect without --deepspeed; it is applied, as the script seems"
             " to mean it"
         )
-    plan: dict[str, Any] = run["plan"]
-    if a.has("--enable-zbh1-pipeline"):
-        plan["schedule"] = "zb-h1"
     config = _config(script, name, folder, ledger)
+    pieces = _pieces(config, stage, _setting(a, plan, world, semantics), "--clip-grad" in a.given, ledger)
+    _same_precision(plan, pieces["plan"], ledger)
+    _lay_over(plan, pieces["plan"], (config or {}).get("zero_optimization"), alone, ledger)
+    run["optimizer"] = pieces.get("optimizer", {})
+
+
+def _setting(a: Arguments, plan: dict[str, Any], world: World, semantics: Semantics) -> deepspeed.Setting:
+    """What the script's flags say of the configuration's surroundings."""
     size, copy = world.size, model_parallel(plan)
     batches = {"--micro-batch-size": "micro_batch_size", "--global-batch-size": "global_batch_size"}
-    wrong = copy is None or any(flag in a.given and ours not in plan for flag, ours in batches.items())
-    setting = deepspeed.Setting(
+    return deepspeed.Setting(
         ranks=size // copy if size and copy and size % copy == 0 else None,
-        wrong=wrong,
+        wrong=copy is None or any(flag in a.given and ours not in plan for flag, ours in batches.items()),
         where=f"{size} GPUs / model parallel {copy}",
         tensor_parallel=plan["tensor_parallel"] or 1,
         pipeline_parallel=plan["pipeline_parallel"] or 1,
@@ -62,21 +67,26 @@ def lay_deepspeed(
         clip=a.number("--clip-grad", 1.0),
         semantics=semantics,
     )
+
+
+def _pieces(
+    config: dict[str, Any] | None, stage: int | None, setting: deepspeed.Setting, clips: bool, ledger: Ledger
+) -> dict[str, Any]:
+    """The sections of the JSON; without one, the stage of the flags. `clips`: the script says where to clip."""
     if config is None:
-        pieces: dict[str, Any] = {"plan": {"zero_stage": stage if stage is not None else 1}}
-    else:
-        pieces = deepspeed.translate(
-            config, replace(setting, clip=setting.clip if "--clip-grad" in a.given else None), ledger
-        )
-        pieces["plan"] |= {"zero_stage": _stage(config, pieces["plan"]["zero_stage"], stage, ledger)}
-    precision = pieces["plan"].get("precision")
+        return {"plan": {"zero_stage": stage if stage is not None else 1}}
+    pieces = deepspeed.translate(config, setting if clips else replace(setting, clip=None), ledger)
+    pieces["plan"] |= {"zero_stage": _stage(config, pieces["plan"]["zero_stage"], stage, ledger)}
+    return pieces
+
+
+def _same_precision(plan: Mapping[str, Any], pieces: Mapping[str, Any], ledger: Ledger) -> None:
+    precision = pieces.get("precision")
     if precision is not None and precision != plan["precision"]:
         ledger.problem(
             f"two precisions: {precision} in the DeepSpeed JSON and {plan['precision']} from the script's flags; make"
             " them equal"
         )
-    _lay_over(plan, pieces["plan"], (config or {}).get("zero_optimization"), alone, ledger)
-    run["optimizer"] = pieces.get("optimizer", {})
 
 
 def _config(script: Script, name: str | None, folder: Path, ledger: Ledger) -> dict[str, Any] | None:

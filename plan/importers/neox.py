@@ -30,6 +30,7 @@ NO_EFFECT = frozenset(
     attention_softmax_in_fp32 extra_save_iters s3_path log_grad_norm""".split()
 )
 DEFAULT_VOCABULARY = 50257
+POSITIONS = ("learned", "rotary", "alibi")
 
 
 def is_neox(config: Mapping[str, Any]) -> bool:
@@ -83,6 +84,22 @@ def _one_spelling(config: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     return keys
 
 
+def _not_forecast(keys: Mapping[str, Any], positions: str, activation: str, ledger: Ledger) -> None:
+    """What GPT-NeoX can do to a layer and the forecast cannot yet."""
+    if positions not in POSITIONS:
+        ledger.not_yet(f"pos_emb {positions}", "rotary, learned or alibi")
+    part = ledger.number(keys.get("rotary_pct", 1.0), "rotary_pct")
+    if positions == "rotary" and part != 1.0:
+        ledger.not_yet(f"rotary embeddings on {part} of the head (rotary_pct)", "rotary_pct 1")
+    if keys.get("gpt_j_residual"):
+        ledger.not_yet("attention and MLP in parallel (gpt_j_residual)", "gpt_j_residual false")
+    experts = ledger.integer(keys["num_experts"], "num_experts", least=0) if "num_experts" in keys else 1
+    if (experts or 1) > 1:
+        ledger.not_yet(f"mixture of experts (num_experts {keys['num_experts']})", "num_experts 1")
+    if activation not in ("gelu", "swiglu"):
+        ledger.not_yet(f"activation {activation}", "gelu or swiglu")
+
+
 def _model(keys: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     def whole(key: str, default: int | None = None, least: int = 1) -> int | None:
         return ledger.integer(keys[key], key, least) if key in keys else default
@@ -92,19 +109,8 @@ def _model(keys: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
         if value is None and key not in keys:
             ledger.problem(f"the GPT-NeoX configuration has no {key}")
     positions = str(keys.get("pos_emb", "rotary" if "rotary_pct" in keys else "learned"))
-    names = {"learned": "learned", "rotary": "rotary", "alibi": "alibi"}
-    if positions not in names:
-        ledger.not_yet(f"pos_emb {positions}", "rotary, learned or alibi")
-    part = ledger.number(keys.get("rotary_pct", 1.0), "rotary_pct")
-    if names.get(positions) == "rotary" and part != 1.0:
-        ledger.not_yet(f"rotary embeddings on {part} of the head (rotary_pct)", "rotary_pct 1")
-    if keys.get("gpt_j_residual"):
-        ledger.not_yet("attention and MLP in parallel (gpt_j_residual)", "gpt_j_residual false")
-    if (whole("num_experts", 1, least=0) or 1) > 1:
-        ledger.not_yet(f"mixture of experts (num_experts {keys['num_experts']})", "num_experts 1")
     activation = str(keys.get("activation", "gelu"))
-    if activation not in ("gelu", "swiglu"):
-        ledger.not_yet(f"activation {activation}", "gelu or swiglu")
+    _not_forecast(keys, positions, activation, ledger)
     vocabulary = whole("vocab_size")
     if "vocab_size" not in keys:
         vocabulary = DEFAULT_VOCABULARY
@@ -116,7 +122,7 @@ def _model(keys: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
         "seq_length": needed["seq_length"],
         "vocab": vocabulary,
         "vocab_multiple": whole("make_vocab_size_divisible_by", 128),
-        "positions": names.get(positions, "rotary"),
+        "positions": positions if positions in POSITIONS else "rotary",
         "activation": "swiglu" if activation == "swiglu" else "gelu",
         "norm": "rmsnorm" if str(keys.get("norm", "layernorm")) == "rmsnorm" else "layernorm",
         "tied_embeddings": not keys.get("no_weight_tying", False),

@@ -81,21 +81,8 @@ def cluster_section(
     `cluster` and `nodes` are the command line's and win; `found` is what the file itself says about the cluster (a
     preset, links).
     """
-    if cluster is None:
-        section: dict[str, Any] = dict(found)
-    else:
-        section = {"preset": cluster} if isinstance(cluster, str) else dict(cluster)
-        if found and found.get("preset") != section.get("preset"):
-            stated = ", ".join(f"{key} {value}" for key, value in found.items())
-            ledger.warn(f"the file describes its cluster ({stated}); the one given on the command line is used instead")
-    if nodes is not None and world.nodes is not None and nodes != world.nodes:
-        ledger.warn(f"the script says {world.nodes} nodes ({world.where}), the command line {nodes}: {nodes} are used")
-        world = World(nodes, world.gpus_per_node, None, "--nodes")
-    if nodes is not None and world.nodes is None and world.gpus is not None and world.gpus_per_node is None:
-        ledger.warn(
-            f"the script says {world.gpus} GPUs ({world.where}), the command line {nodes} nodes: {nodes} nodes are used"
-        )
-        world = World(nodes, None, None, "--nodes")
+    section = _stated(cluster, found, ledger)
+    world = _overridden(world, nodes, ledger)
     preset = _preset(section, ledger)
     count = nodes or world.nodes or _whole(section.get("nodes"))
     per_node = world.gpus_per_node or _whole(section.get("gpus_per_node")) or _whole(preset.get("gpus_per_node"))
@@ -119,6 +106,32 @@ def cluster_section(
         ledger.warn(f"nothing says how many nodes run this: one of {per_node} GPUs is taken; give --nodes N")
     count = count or (None if gpus else _whole(preset.get("nodes")) or 1)
     return section, World(count, per_node, gpus, world.where or ("--cluster" if cluster is not None else ""))
+
+
+def _stated(cluster: str | Mapping[str, Any] | None, found: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
+    """The cluster of the command line, else the file's."""
+    if cluster is None:
+        return dict(found)
+    section = {"preset": cluster} if isinstance(cluster, str) else dict(cluster)
+    if found and found.get("preset") != section.get("preset"):
+        stated = ", ".join(f"{key} {value}" for key, value in found.items())
+        ledger.warn(f"the file describes its cluster ({stated}); the one given on the command line is used instead")
+    return section
+
+
+def _overridden(world: World, nodes: int | None, ledger: Ledger) -> World:
+    """The file's world under the command line's number of nodes."""
+    if nodes is None:
+        return world
+    if world.nodes is not None and nodes != world.nodes:
+        ledger.warn(f"the script says {world.nodes} nodes ({world.where}), the command line {nodes}: {nodes} are used")
+        return World(nodes, world.gpus_per_node, None, "--nodes")
+    if world.nodes is None and world.gpus is not None and world.gpus_per_node is None:
+        ledger.warn(
+            f"the script says {world.gpus} GPUs ({world.where}), the command line {nodes} nodes: {nodes} nodes are used"
+        )
+        return World(nodes, None, None, "--nodes")
+    return world
 
 
 def _preset(section: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:

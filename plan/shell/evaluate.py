@@ -1,7 +1,7 @@
 """Walks a script command by command, nested scripts and sourced files too."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from plan.errors import InputError
@@ -19,6 +19,9 @@ from plan.shell.tree import Simple
 SHELLS = frozenset({"bash", "sh", "/bin/bash", "/bin/sh"})
 ENVIRONMENT_FILES = re.compile(r"(\bactivate$|bashrc$|bash_profile$|\.profile$|/etc/profile|conda\.sh$|/etc/bashrc)")
 PRINTERS = frozenset({"echo", "printf", "cat", "tee", "sed"})
+WITHOUT_EFFECT = frozenset({"cd", "exit", "return", "wait", "trap", "shopt", "ulimit", "umask"})
+LOOKING = frozenset({"command", "which", "type", "grep", "hash", "nvidia-smi"})
+"""Commands whose status nobody knows without the machine."""
 MAXIMUM_DEPTH = 40
 
 
@@ -49,6 +52,17 @@ class _Walk(Flow):
     def __init__(self, script: Script) -> None:
         super().__init__(script)
         self.depth = 0
+        self.own: dict[str, Callable[[list[str], Simple], None]] = {
+            "source": self._source,
+            ".": self._source,
+            "unset": self._unset,
+            "set": lambda words, node: options(script, words[1:]),
+            "let": self._let,
+            "shift": self._shift,
+            "read": self._read,
+            "readarray": self._read_lines,
+            "mapfile": self._read_lines,
+        }
 
     def simple(self, node: Simple) -> bool | None:
         words = [field for raw in node.words for field in self.expander.fields(raw)] if not self._is_test(node) else []
@@ -68,60 +82,66 @@ class _Walk(Flow):
         return bool(node.words) and node.words[0] in ("[", "[[", "test")
 
     def command(self, words: list[str], node: Simple) -> bool | None:
+        """Carry out a command; its status where it is known."""
         name, line = words[0], node.line
         if name in (":", "true", "false"):
             return name != "false"
-        if name in ("source", "."):
-            self.source(words, line)
-        elif name == "unset":
-            for word in words[1:]:
-                self.expander.variables.pop(word, None)
-        elif name == "eval":
+        if name == "eval":
             return self.nested(" ".join(words[1:]), line)
-        elif name in self.functions:
+        if name in self.functions:
             return self.call(name, words[1:], line)
-        elif name in SHELLS | {"sbatch"} and node.heredocs:
-            return self.nested(heredoc(self.script, node.heredocs[0]), line)
-        elif name in SHELLS | {"sbatch"} and words[-1] in self.script.files:
-            return self.nested(self.script.files[words[-1]], line)
-        elif name == "read" and node.heredocs:  # read -r -d '' ARGUMENTS <<EOF
-            self.expander.variables[words[-1]] = heredoc(self.script, node.heredocs[0]).strip()
-        elif name == "set":
-            options(self.script, words[1:])
-        elif name == "let":
-            for word in words[1:]:
-                self.arithmetic(tree.Arithmetic(line, word))
-        elif name == "shift":
-            shift(self.script, int(words[1]) if words[1:2] and words[1].isdigit() else 1)
-        elif name in ("readarray", "mapfile") and len(words) > 1:
-            source = next((self.expander.text(target) for operator, target in node.redirects if operator == "<"), "")
-            text = found(self.script, source)
-            unknown = self.expander.opaque("command", f"{name} < {self.expander.show(source)}")
-            self.expander.variables[words[-1]] = unknown if text is None else text.splitlines()
-        elif name == "read":
-            for word in words[1:]:
-                if word.isidentifier():
-                    self.expander.variables[word] = self.expander.opaque("command", "read")
-        elif name in DECLARATIONS or name in (
-            "cd",
-            "exit",
-            "return",
-            "wait",
-            "trap",
-            "shopt",
-            "ulimit",
-            "umask",
-        ):
+        if (text := self._shell_text(words, node)) is not None:
+            return self.nested(text, line)
+        if name in self.own:
+            self.own[name](words, node)
             return True
-        elif node.heredocs and words[-1] in SHELLS:  # srun bash <<EOF
+        if name in DECLARATIONS or name in WITHOUT_EFFECT:
+            return True
+        if node.heredocs and words[-1] in SHELLS:  # srun bash <<EOF
             self.record([*words, "-c", heredoc(self.script, node.heredocs[0])], line)
-        else:
-            self.record(words, line)
-            return None if name in ("command", "which", "type", "grep", "hash", "nvidia-smi") else True
-        return True
+            return True
+        self.record(words, line)
+        return None if name in LOOKING else True
 
-    def source(self, words: list[str], line: int) -> None:
+    def _shell_text(self, words: list[str], node: Simple) -> str | None:
+        """The script that a shell is given: a heredoc, or a file that the script wrote."""
+        if words[0] not in SHELLS | {"sbatch"}:
+            return None
+        return heredoc(self.script, node.heredocs[0]) if node.heredocs else self.script.files.get(words[-1])
+
+    def _unset(self, words: list[str], node: Simple) -> None:
+        for word in words[1:]:
+            self.expander.variables.pop(word, None)
+
+    def _let(self, words: list[str], node: Simple) -> None:
+        for word in words[1:]:
+            self.arithmetic(tree.Arithmetic(node.line, word))
+
+    def _shift(self, words: list[str], node: Simple) -> None:
+        shift(self.script, int(words[1]) if words[1:2] and words[1].isdigit() else 1)
+
+    def _read(self, words: list[str], node: Simple) -> None:
+        """`read` of a heredoc (`read -r -d '' ARGUMENTS <<EOF`) is its text; of anything else, unknown."""
+        if node.heredocs:
+            self.expander.variables[words[-1]] = heredoc(self.script, node.heredocs[0]).strip()
+            return
+        for word in words[1:]:
+            if word.isidentifier():
+                self.expander.variables[word] = self.expander.opaque("command", "read")
+
+    def _read_lines(self, words: list[str], node: Simple) -> None:
+        """`mapfile NAME < FILE`: the lines of a file that is known."""
+        if len(words) < 2:
+            self.record(words, node.line)
+            return
+        source = next((self.expander.text(target) for operator, target in node.redirects if operator == "<"), "")
+        text = found(self.script, source)
+        unknown = self.expander.opaque("command", f"{words[0]} < {self.expander.show(source)}")
+        self.expander.variables[words[-1]] = unknown if text is None else text.splitlines()
+
+    def _source(self, words: list[str], node: Simple) -> None:
         """A file beside the script is read; of another, only what it is used for can be said."""
+        line = node.line
         name = words[1] if len(words) > 1 else "nothing"
         shown = self.expander.show(name)
         if ENVIRONMENT_FILES.search(shown):
