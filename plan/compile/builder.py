@@ -126,21 +126,11 @@ class BlockBuilder:
         return (self._tail[stream],) if stream in self._tail else ()
 
     def emit(
-        self,
-        phase: Phase,
-        kind: str,
-        unit: int,
-        piece: str,
-        stream: Stream,
-        reads: tuple[int, ...] = (),
-        writes: tuple[int, ...] = (),
-        body: tuple[KernelCall, ...] = (),
-        comm: Comm | None = None,
-        after: tuple[int, ...] = (),
-        transient_bytes: int = 0,
-        priority: int = 0,
-        host_sync: bool = False,
-    ) -> int:
+        self, phase: Phase, kind: str, unit: int, piece: str, stream: Stream,
+        reads: tuple[int, ...] = (), writes: tuple[int, ...] = (), body: tuple[KernelCall, ...] = (),
+        comm: Comm | None = None, after: tuple[int, ...] = (),
+        transient_bytes: int = 0, priority: int = 0, host_sync: bool = False,
+    ) -> int:  # fmt: skip
         """Append an instruction; `after` are waits (local ids, or -1 - port) wanted besides those its buffers ask
         for.
         """
@@ -151,24 +141,10 @@ class BlockBuilder:
         clock.last[stream] = index
         self._clocks.append(clock)
         self._tail[stream] = index
-        self.instructions.append(
-            Instruction(
-                phase,
-                kind,
-                unit,
-                piece,
-                stream,
-                body,
-                comm,
-                waits,
-                reads,
-                writes,
-                (),
-                transient_bytes,
-                priority,
-                host_sync,
-            )
+        instruction = Instruction(
+            phase, kind, unit, piece, stream, body, comm, waits, reads, writes, (), transient_bytes, priority, host_sync
         )
+        self.instructions.append(instruction)
         return index
 
     def _start_clock(self, stream: Stream) -> _Clock:

@@ -96,38 +96,57 @@ def close_block(
         int(name.removeprefix(COPIED)): -1 - builder.take(name, "d2h", None) for name in reduced if name not in sums
     }
     payloads = [builder.take(f"sent.{i}", stream, edge) for i, stream in enumerate(sends)]
-    if is_deepspeed(plan):
-        _sum_tied(close)
-    if plan.data_parallel > 1 and not overlaps_gradients(plan):
-        whole = [bucket for bucket in parameters.buckets if not bucket.gradients_sharded]
-        close.done += [reduce_bucket(builder, plan, bucket, tail) for bucket in whole]
-    _sum_replicated(close)
-    if not is_deepspeed(plan):
-        _sum_tied(close)
-    state = state_dtype(plan)
-    if has_head and plan.data_parallel > 1 and _norm_role(plan) != "world":
-        close.sum(("AR", "loss"), 0, "dp", loss, 1, state)
-    _norm(close, loss)
-    role = _norm_role(plan)
-    if role is not None:
-        close.sum(("AR", "norm"), 0, role, loss + 1, 2, state)
-    gradients = [rank_wide(bucket.reduced_buffer) for bucket in parameters.buckets]
-    if gradient_way(plan) == "added":
-        gradients = [_widen(close, bucket) for bucket in parameters.buckets]
-    for bucket, gradient in zip(parameters.buckets, gradients, strict=True):
-        if not bucket.offloaded:
-            _step(close, bucket, gradient, loss + 1)
-    host = HostSteps(builder, (state, adamw_variant(plan)), (loss + 1, loss + 2), copied)
-    host.take([b for b in parameters.buckets if b.offloaded], (tail, *close.done))
-    waits = (*(-1 - builder.port_of(p) for p in payloads), *host.done)
+    _sum_gradients(close)
+    _sum_statistics(close, loss, has_head)
+    done = _step_all(close, loss, copied)
+    waits = (*(-1 - builder.port_of(p) for p in payloads), *done)
     if sharded_optimizer(plan) and gathers_at_once(plan):
-        stepped = (builder.last_of("compute"), *host.done)
+        stepped = (builder.last_of("compute"), *done)
         waits += tuple(_gather(builder, plan, bucket, stepped) for bucket in reversed(parameters.buckets))
     stats = (rank_wide(loss + 1),)
     index = builder.emit("step", "LOSS", 0, "loss", "compute", stats, (), after=waits, host_sync=True)
     for payload in payloads:
         builder.discard(payload, index)
     return builder.finish()
+
+
+def _sum_gradients(close: _Close) -> None:
+    """Every sum of gradients that no backward has begun, in the implementation's order."""
+    plan, buckets = close.plan, close.parameters.buckets
+    if is_deepspeed(plan):
+        _sum_tied(close)
+    if plan.data_parallel > 1 and not overlaps_gradients(plan):
+        whole = [bucket for bucket in buckets if not bucket.gradients_sharded]
+        close.done += [reduce_bucket(close.builder, plan, bucket, close.tail) for bucket in whole]
+    _sum_replicated(close)
+    if not is_deepspeed(plan):
+        _sum_tied(close)
+
+
+def _sum_statistics(close: _Close, loss: int, has_head: bool) -> None:
+    """The loss and the gradient norm, summed over whoever shares them."""
+    plan, role = close.plan, _norm_role(close.plan)
+    if has_head and plan.data_parallel > 1 and role != "world":
+        close.sum(("AR", "loss"), 0, "dp", loss, 1, state_dtype(plan))
+    _norm(close, loss)
+    if role is not None:
+        close.sum(("AR", "norm"), 0, role, loss + 1, 2, state_dtype(plan))
+
+
+def _step_all(close: _Close, loss: int, copied: dict[int, int]) -> tuple[int, ...]:
+    """STEP of every bucket, on the device or on the host; returns what the host's end with. `copied`: the in-ports of
+    gradients already on the host."""
+    plan, buckets = close.plan, close.parameters.buckets
+    gradients = [rank_wide(bucket.reduced_buffer) for bucket in buckets]
+    if gradient_way(plan) == "added":
+        gradients = [_widen(close, bucket) for bucket in buckets]
+    for bucket, gradient in zip(buckets, gradients, strict=True):
+        if not bucket.offloaded:
+            _step(close, bucket, gradient, loss + 1)
+    kind = (state_dtype(plan), adamw_variant(plan))
+    host = HostSteps(close.builder, kind, (loss + 1, loss + 2), copied)
+    host.take([b for b in buckets if b.offloaded], (close.tail, *close.done))
+    return tuple(host.done)
 
 
 def state_dtype(plan: Plan) -> str:

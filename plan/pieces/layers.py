@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from plan.pieces.attention import attention_backward, attention_forward
 from plan.pieces.shapes import Extents
 from plan.pieces.sheet import (
     Sheet,
@@ -10,7 +11,6 @@ from plan.pieces.sheet import (
     norm_forward,
     out_backward,
     out_forward,
-    present,
     reduce_forward,
     regather,
     sum_beside,
@@ -18,49 +18,6 @@ from plan.pieces.sheet import (
 )
 from plan.pieces.unit import TensorSpec, Unit, Work
 from plan.program import DTYPE_BYTES, KernelCall
-
-
-def _attention_calls(e: Extents) -> tuple[tuple[KernelCall, ...], tuple[KernelCall, ...], int, int]:
-    """Kernel calls of the attention itself forward and backward, and their transient bytes."""
-    size = DTYPE_BYTES[e.dtype]
-    rope = (e.tokens, e.heads + e.kv_heads, e.head_dim)
-    forward: list[KernelCall] = [KernelCall("rope_forward", rope, e.dtype)] if e.rotary else []
-    tail: list[KernelCall] = [KernelCall("rope_backward", rope, e.dtype)] if e.rotary else []
-    if not e.unfused:
-        shape = (e.batch, e.heads, e.kv_heads, e.seq, e.head_dim)
-        variant = e.attention + ("+alibi" if e.alibi else "")
-        forward.append(KernelCall("attention_forward", shape, e.dtype, variant))
-        backward = [KernelCall("attention_backward", shape, e.dtype, variant), *tail]
-        return tuple(forward), tuple(backward), 0, e.tokens * (e.q + e.qkv) * size
-    batch, s, d = e.batch * e.heads, e.seq, e.head_dim
-    scores = batch * s * s * size
-    split = KernelCall("copy", (e.tokens * e.qkv,), e.dtype)  # Megatron-LM's transposes of QKV and context
-    merge = KernelCall("copy", (e.tokens * e.q,), e.dtype)
-    masked = (KernelCall("copy", (batch * s * s,), e.dtype),) if e.megatron and e.attention_dropout else ()
-    variant = "+".join(present("causal", "dropout" if e.attention_dropout else None, "alibi" if e.alibi else None))
-    # Megatron-DeepSpeed's scores are a baddbmm on ALiBi: its rows written over the square, and read by the product.
-    bias = (KernelCall("fill", (batch * s * s,), e.dtype, "", 2),) if e.serial and e.alibi else ()
-    forward += [
-        *((split,) if e.megatron else ()),
-        *bias,
-        KernelCall("bmm", (batch, s, s, d), e.dtype, "nt"),
-        KernelCall("softmax_forward", (batch * s, s), e.dtype, variant),
-        *masked,
-        KernelCall("bmm", (batch, s, d, s), e.dtype, "nn"),
-        *((merge,) if e.megatron else ()),
-    ]
-    backward = [
-        *((merge,) if e.megatron else ()),
-        KernelCall("bmm", (batch, s, d, s), e.dtype, "tn"),
-        KernelCall("bmm", (batch, s, s, d), e.dtype, "nt"),
-        *masked,
-        KernelCall("softmax_backward", (batch * s, s), e.dtype, variant),
-        KernelCall("bmm", (batch, s, d, s), e.dtype, "nn"),
-        KernelCall("bmm", (batch, s, d, s), e.dtype, "tn"),
-        *((split,) if e.megatron else ()),
-        *tail,
-    ]
-    return tuple(forward), tuple(backward), scores, 2 * scores + e.tokens * (e.q + e.qkv) * size
 
 
 def _attention_tensors(sheet: Sheet) -> None:
@@ -87,7 +44,7 @@ def _probabilities(sheet: Sheet) -> tuple[str, ...]:
 
 def _attention_forward(sheet: Sheet, base: str, y: str, cut: bool) -> None:
     e = sheet.e
-    calls, _, transient, _ = _attention_calls(e)
+    calls, transient = attention_forward(e)
     bias = (f"w:{base}.qkv.bias",) if e.qkv_bias else ()
     weights, out = (f"w:{base}.qkv.weight", *bias), f"w:{base}.out.weight"
     project = (gemm(e, e.tokens, e.qkv, e.hidden, "nt+bias" if e.qkv_bias else "nt"),)
@@ -107,7 +64,7 @@ def _attention_forward(sheet: Sheet, base: str, y: str, cut: bool) -> None:
 
 def _attention_input_gradient(sheet: Sheet, base: str, dz: str, cut: bool) -> None:
     e = sheet.e
-    _, calls, _, transient = _attention_calls(e)
+    calls, transient = attention_backward(e)
     qkv, out = f"w:{base}.qkv.weight", f"w:{base}.out.weight"
     first = (gemm(e, e.tokens, e.q, e.hidden, "nn"),)
     last = (gemm(e, e.tokens, e.hidden, e.qkv, "nn"),)
