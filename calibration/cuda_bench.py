@@ -23,6 +23,7 @@ from plan.ops import OPERATORS
 from plan.program import KernelCall
 
 ANY_THREADS = 0
+Event = torch._C._CudaEventBase  # as the executor uses them: torch.cuda.Event without the Python around it
 ISSUE_BATCH = 20
 PINNED_BYTES = (1 << 20, 64 << 20, 512 << 20)
 
@@ -81,26 +82,35 @@ def issue_costs(calls: Iterable[KernelCall], kernels: str) -> dict[str, float]:
 
 
 def issue_s(instructions: int = 2000) -> float:
-    """Host seconds to issue an instruction without kernels: what the executor does around a body (stream context,
-    waits, an event, the buffer table)."""
+    """Host seconds to issue an instruction without kernels: what the executor does around a body. Every other one
+    changes streams and waits for the one before it, as between products and collectives."""
     device = require_gpu()
     streams = [torch.cuda.Stream(device) for _ in range(2)]  # type: ignore[no-untyped-call]
-    events = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
-    table: dict[int, Any] = dict.fromkeys(range(16))
-    for event in events:
-        event.record(streams[0])
+    table: list[Any] = [None] * 16
+    home = torch.cuda.current_stream(device)
+    events = [Event() for _ in range(instructions // 2)]  # one for each that is waited for, as in a step
     begin = time.perf_counter()
     for index in range(instructions):
-        stream = streams[0]
-        if index % 4 == 0:
-            stream.wait_event(events[1])
-        with torch.cuda.stream(stream):
-            arguments = [table[k] for k in range(5)]
-            table[index % 16] = arguments[0]
-        if index % 3 == 0:
-            events[0].record(stream)
+        stream = streams[index // 2 % 2]
+        if index % 2 == 0:
+            if index:
+                events[index // 2 - 1].wait(stream)
+            switch(stream)
+        arguments = table[:5]
+        table[index % 16] = arguments[0]
+        if index % 2:
+            events[index // 2].record(stream)
+    took = time.perf_counter() - begin
+    switch(home)
     torch.cuda.synchronize(device)
-    return (time.perf_counter() - begin) / instructions
+    return took / instructions
+
+
+def switch(stream: Any) -> None:
+    """Make `stream` the current one, as the executor does."""
+    torch._C._cuda_setStream(
+        stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
+    )
 
 
 def copies() -> list[tuple[str, float, float]]:

@@ -1,9 +1,10 @@
 """What NCCL collectives and transfers cost between the GPUs of this machine, and what issuing one costs the host.
 
-One process a GPU. A collective is called as the trainer calls it: on the process group itself, in the current stream.
-Its device time is that of one in a row of them between two events, behind a head start for the host, the slowest rank
-counting; its host time is that of issuing a small one, stream switch included. Started by `calibrate_cuda` where more
-than one GPU is visible.
+One process a GPU. A collective is called as the trainer calls it: on the group's backend, in the current stream, with
+torch's flight recorder off. Its device time is that of one in a row of them between two events, behind a head start for
+the host, the slowest rank counting. Its host time is that of issuing a small one with all that an instruction of
+another stream needs: a switch there and back, the wait before it and the event after it. Started by `calibrate_cuda`
+where more than one GPU is visible.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch.multiprocessing as mp
 from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, ReduceScatterOptions
 
 from calibration.comm_bench import CommPoint
+from calibration.cuda_bench import Event, switch
 from calibration.timing import Timed
 
 SIZES = tuple(1 << power for power in range(12, 30, 2))  # 4 KiB to 256 MiB
@@ -72,10 +74,12 @@ def _slowest(ranks: Sequence[Sequence[float]]) -> Timed:
 
 def _process(rank: int, ranks: int, init: str, sizes: tuple[int, ...], results: Any) -> None:
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
     torch.cuda.set_device(rank)
     limit = timedelta(seconds=WAIT_S)
     dist.init_process_group("nccl", init_method=init, rank=rank, world_size=ranks, timeout=limit)
-    group = dist.new_group(list(range(ranks)), timeout=limit, backend="nccl")
+    joined = dist.new_group(list(range(ranks)), timeout=limit, backend="nccl")
+    group = joined._get_backend(torch.device("cuda"))
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     times, issue_s = {}, {}
     for op, kind in INSTRUCTIONS.items():
@@ -130,14 +134,19 @@ def _device_s(run: Callable[[], object], stream: Any) -> list[float]:
 def _host_s(run: Callable[[], object], stream: Any) -> float:
     """Host seconds to issue one, in the best batch; a row of them fits the queue, so that nothing waits for the
     device."""
-    best = float("inf")
+    home, best = torch.cuda.current_stream(), float("inf")
+    before, after = Event(), Event()
+    before.record(home)
     for _ in range(BATCHES):
         dist.barrier()
         torch.cuda.synchronize()
         begin = time.perf_counter()
         for _ in range(IN_A_ROW):
-            with torch.cuda.stream(stream):
-                run()
+            before.wait(stream)
+            switch(stream)
+            run()
+            after.record(stream)
+            switch(home)
         best = min(best, (time.perf_counter() - begin) / IN_A_ROW)
         torch.cuda.synchronize()
     return best

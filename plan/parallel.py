@@ -100,6 +100,8 @@ class Plan:
     kernels: Literal["eager", "compiled", "triton"] = "eager"
     launch_blocking: bool = False
     """CUDA_LAUNCH_BLOCKING=1: the host waits for the end of everything it launches."""
+    cuda_graph: bool = False
+    """The step up to the optimizer is captured once and replayed: the host issues one launch for all of it."""
     loss_chunks: int = 1
     hybrid: Literal["none", "zero3-ffn"] = "none"
     gradient_compression: Literal["none", "onebit-adam"] = "none"

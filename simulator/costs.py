@@ -45,6 +45,13 @@ class Row(NamedTuple):
     busy: float
 
 
+def issue_s(profile: Profile, instruction: Instruction, graph: bool) -> float:
+    """Host time to issue an instruction: none where it is replayed as part of a `graph`."""
+    if graph and not instruction.needs_host:
+        return 0.0
+    return profile.host_issue_s(instruction.kind, instruction.body)
+
+
 class Pricer:
     """Prices one colour's instructions from a profile."""
 
@@ -56,6 +63,7 @@ class Pricer:
         cluster: Cluster,
         pipelined: bool,
         kernels: dict[KernelCall, float],
+        graph: bool = False,
     ) -> None:
         self.profile = profile
         self.colour = colour
@@ -64,6 +72,7 @@ class Pricer:
         self.pcie_bytes_per_s = cluster.pcie_gb_s * 1e9 / max(1, sharers)
         self.buffers = stage.buffers
         self.pipelined = pipelined
+        self.graph = graph
         self.kernels = kernels  # prices found so far, by whichever colour
 
     def block(self, block: Block) -> tuple[Row, ...]:
@@ -78,7 +87,7 @@ class Pricer:
             local=local,
             stream=STREAM_INDEX[instruction.stream],
             work_ps=picoseconds(work_s),
-            issue_ps=picoseconds(self.profile.host_issue_s(instruction.kind, instruction.body)),
+            issue_ps=picoseconds(issue_s(self.profile, instruction, self.graph)),
             waits=instruction.waits,
             channel=self._channel(instruction),
             inner=self._inner(instruction),

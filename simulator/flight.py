@@ -73,7 +73,7 @@ def _fly(program: StepProgram, run: Run, profile: Profile, unfold: bool, coarse:
     cores = profile.cores.cores if synchronous and profile.cores is not None else None
     wake_ps = picoseconds(profile.host_issue_s("wake")) if synchronous else 0
     engine = Engine(contention, synchronous, cores, wake_ps, PERIODS)
-    plans = _Cutter(program, run.cluster, profile, contention, coarse and not synchronous)
+    plans = _Cutter(program, run.cluster, profile, contention, coarse and not synchronous, run.plan.cuda_graph)
     engine.ranks = [_rank(engine, colours, colour, plans) for colour in colours]
     engine.punctual = plans.punctual
     engine.fly()
@@ -145,13 +145,20 @@ class _Cutter:
     """Prices and cuts the blocks of each colour; colours alike in program and geometry share the result."""
 
     def __init__(
-        self, program: StepProgram, cluster: Cluster, profile: Profile, contention: Contention, coarse: bool
+        self,
+        program: StepProgram,
+        cluster: Cluster,
+        profile: Profile,
+        contention: Contention,
+        coarse: bool,
+        graph: bool = False,
     ) -> None:
         self.program = program
         self.cluster = cluster
         self.profile = profile
         self.contention = contention
         self.coarse = coarse
+        self.graph = graph
         self.pipelined = program.degrees.get("pp", 1) > 1
         self.punctual = False  # whether some single slows compute and may follow from a transfer (see `segments`)
         self._kernels: dict[KernelCall, float] = {}
@@ -179,7 +186,7 @@ class _Cutter:
         """The block that closes the period stays uncut, so that its STEP is seen."""
         stage = self.program.classes[colour.program]
         boundary = step_boundary(stage)
-        pricer = Pricer(self.profile, colour, stage, self.cluster, self.pipelined, self._kernels)
+        pricer = Pricer(self.profile, colour, stage, self.cluster, self.pipelined, self._kernels, self.graph)
         rows = [pricer.block(block) for block in stage.blocks]
         closing = stage.calls[boundary[0]].block
         merge = [self.coarse and index != closing for index in range(len(stage.blocks))]

@@ -28,6 +28,7 @@ from statistics import NormalDist
 
 from calibration.collectives import Geometry
 from plan.program import KernelCall
+from simulator.costs import issue_s
 from simulator.flown import Flown
 from simulator.fold import Colour
 
@@ -162,7 +163,7 @@ def _host_bound_s(flight: Flown) -> float:
     for stage in flight.program.classes:
         uses = Counter(call.block for call in stage.calls)
         issued = (
-            uses[index] * profile.host_issue_s(instruction.kind, instruction.body)
+            uses[index] * issue_s(profile, instruction, flight.run.plan.cuda_graph)
             for index, block in enumerate(stage.blocks)
             for instruction in block.instructions
         )

@@ -72,10 +72,13 @@ class RankContext:
     device: torch.device
     state: StepState = field(default_factory=StepState)
     e: Extents = field(init=False)
+    keeps_ids: bool = field(init=False)
+    _ids: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     _cache: dict[object, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.e = extents(self.run.model, self.run.plan)
+        self.keeps_ids = self.device.type == "cuda"
 
     @property
     def model(self) -> Model:
@@ -107,6 +110,23 @@ class RankContext:
         plan = self.run.plan
         first = (micro * plan.data_parallel + self.coords.dp) * plan.micro_batch_size
         return tuple(range(first, first + plan.micro_batch_size))
+
+    def ids(self, micro: int, shift: int) -> Tensor:
+        """(T,) int64 on the host: the token ids of a micro-batch of this step in (position, sample) order, `shift`
+        tokens on. For a device they are in a pinned buffer that stays, since copies from it are asynchronous (the host
+        waits for the end of each step)."""
+        grid = self.data.batch(self.state.step, self.samples(micro))
+        ids = grid[:, shift : shift + self.e.seq].t().contiguous().view(-1)
+        if not self.keeps_ids:
+            return ids
+        if (micro, shift) not in self._ids:
+            self._ids[micro, shift] = torch.empty_like(ids, pin_memory=self.device.type == "cuda")
+        return self._ids[micro, shift].copy_(ids)
+
+    def refill(self) -> None:
+        """Put this step's token ids where earlier steps' were."""
+        for micro, shift in self._ids:
+            self.ids(micro, shift)
 
     def alibi(self, scale: float) -> Tensor:
         """(heads, seq, seq): this rank's ALiBi bias, slope · (key − query), over `scale`, which the softmax applies."""

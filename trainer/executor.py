@@ -22,12 +22,13 @@ import torch
 import torch.distributed as dist
 
 from kernels import registry
-from plan.program import Call, Instruction, RankProgram, StepProgram, label, resolve_wait
+from plan.program import Call, Instruction, RankProgram, StepProgram, expand, label, resolve_wait
 from plan.run import Run
 from trainer import pieces_attention, pieces_ends, pieces_step
 from trainer.bodies import Body, computation
 from trainer.collectives import check_known, communication
 from trainer.context import Batches, PieceContext, RankContext, coordinates
+from trainer.graphs_cuda import StepGraphs, capturable
 from trainer.groups import members
 from trainer.init import initialise
 from trainer.pieces import FILLS, PIECES, PieceFunction
@@ -35,7 +36,8 @@ from trainer.pieces_step import share_of
 from trainer.schedule_lr import learning_rate
 from trainer.status import Status
 from trainer.storage import Storage
-from trainer.streams import CpuStreams, Op, Stamp, ThreadContext
+from trainer.streams import CpuStreams, Op, Stamp, Streams, ThreadContext
+from trainer.streams_cuda import CudaStreams
 
 Tensor = torch.Tensor
 _REGISTERED = (pieces_attention, pieces_ends, pieces_step)  # importing them fills PIECES
@@ -83,15 +85,21 @@ class Executor:
         self._counts: dict[str, int] = {}
         self.ops = self._ready()
         self.streams = self._make_streams(status or Status(), thread_context)
+        self.graphs = self._make_graphs() if run.plan.cuda_graph else None
 
     def step(self, step: int, record: bool = False) -> StepResult:
         """Run step `step` (0-based). Raises StreamError when a stream fails or a wait runs out."""
         state = self.context.state
         state.step, state.lr = step, learning_rate(self.run.optimizer, step)
-        began = time.perf_counter()
         with self.thread_context(), torch.no_grad():
+            if self.graphs is not None:
+                self.graphs.prepare()
+            began = time.perf_counter()
             self.streams.begin(step, record)
-            self.streams.issue_all(self.ops)
+            if self.graphs is None:
+                self.streams.issue_all(self.ops)
+            else:
+                self.graphs.issue()
             self.streams.drain(self._counts)
         stamps = self.streams.finish()
         return StepResult(state.loss, state.sum_of_squares**0.5, time.perf_counter() - began, stamps)
@@ -128,13 +136,16 @@ class Executor:
 
     # --- making ready -------------------------------------------------------------------------------------------------
 
-    def _make_streams(self, status: Status, thread_context: ThreadContext) -> CpuStreams:
+    def _make_streams(self, status: Status, thread_context: ThreadContext) -> Streams:
         names = sorted(self._counts)
         if self.device.type == "cuda":
-            from trainer.streams_cuda import CudaStreams
-
-            return CudaStreams(self.rank, names, status, self._wait_s, self.device)  # type: ignore[return-value]
+            return CudaStreams(self.rank, names, status, self._wait_s, self.device)
         return CpuStreams(self.rank, names, status, self._wait_s, thread_context)
+
+    def _make_graphs(self) -> StepGraphs:
+        assert isinstance(self.streams, CudaStreams), "plan.cuda_graph is refused elsewhere"
+        count = capturable([placed.instruction for placed in expand(self.mine)])
+        return StepGraphs(self.streams, self.ops, count, self.storage, self.context)
 
     def _ready(self) -> list[Op]:
         """Every instruction of the step as an Op, in host order."""

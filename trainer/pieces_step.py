@@ -102,10 +102,8 @@ def load_targets(ctx: PieceContext) -> Results:
 
 
 def _column_order(ctx: PieceContext, shift: int) -> Tensor:
-    rank = ctx.rank
-    grid = rank.data.batch(rank.state.step, rank.samples(ctx.micro))
-    ids = grid[:, shift : shift + ctx.e.seq].t().contiguous().view(-1)
-    return ids if rank.device.type == "cpu" else ids.pin_memory().to(rank.device, non_blocking=True)
+    ids, device = ctx.rank.ids(ctx.micro, shift), ctx.rank.device
+    return ids if device.type == "cpu" else ids.to(device, non_blocking=True)
 
 
 @piece("NORM", "norm")

@@ -68,8 +68,11 @@ class Streams(Protocol):
     def issue(self, op: Op) -> None:
         """Hand an instruction to its stream."""
 
+    def drain(self, counts: dict[str, int]) -> None:
+        """Wait until each stream has finished its `counts` instructions of the step."""
+
     def finish(self) -> dict[int, Stamp]:
-        """Wait until every stream is empty; the stamps of a recorded step by instruction id."""
+        """The stamps of a recorded step by instruction id."""
 
     def close(self) -> None:
         """Stop threads and release what the streams hold."""

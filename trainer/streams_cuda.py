@@ -16,7 +16,7 @@ every step: between two steps the device is idle) and its status word.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -30,8 +30,9 @@ SPIN_S = 0.001  # first the host asks without a pause: with blocking launches it
 
 
 class Row(NamedTuple):
-    """An instruction with all that issuing it takes. `before`: what the host itself waits for; `start` is recorded in
-    a recorded step alone, `end` there or when somebody waits for it."""
+    """An instruction with all that issuing it takes. `before`: events that the host itself waits for; `start`: recorded
+    in a recorded step alone; `ends`: recorded after it, when another stream waits for it or the step is recorded, the
+    last of them keeping the time then."""
 
     op: Op
     words: memoryview
@@ -40,7 +41,7 @@ class Row(NamedTuple):
     waits: tuple[Any, ...]
     before: tuple[Any, ...]
     start: Any
-    end: Any
+    ends: tuple[Any, ...]
 
 
 class CudaStreams:
@@ -50,7 +51,7 @@ class CudaStreams:
         self.rank, self.status, self.wait_s, self.device = rank, status, wait_s, device
         high = -1  # communication first: it is short, and something waits for it
         self._streams = {name: torch.cuda.Stream(device, priority=0 if name == "compute" else high) for name in names}
-        self._events: dict[tuple[Wait, bool], Any] = {}
+        self._events: dict[tuple[Wait, bool, bool], Any] = {}
         self._ops: Sequence[Op] = ()
         self._rows: dict[bool, list[Row]] = {}
         self._recorded: list[tuple[Row, float]] = []
@@ -81,37 +82,48 @@ class CudaStreams:
         if ops is not self._ops:
             self._ops, self._rows = ops, {}
         if self.recording not in self._rows:
-            self._rows[self.recording] = [self._row(op) for op in ops]
-        self._issue(self._rows[self.recording])
+            self._rows[self.recording] = self.rows(ops)
+        self.issue_rows(self._rows[self.recording])
 
     def issue(self, op: Op) -> None:
         """Issue one instruction."""
-        self._issue([self._row(op)])
+        self.issue_rows(self.rows([op]))
 
-    def _row(self, op: Op) -> Row:
-        waits = tuple(self._event(wait) for wait in op.waits)
-        ends = op.waited or op.host_sync or self.recording
+    def rows(self, ops: Sequence[Op], captured: bool = False, settled: Set[Wait] = frozenset()) -> list[Row]:
+        """`ops` made ready for a step such as this one, recorded or not. `captured`: to be issued into a graph, whose
+        events are nodes of it; `settled`: what has surely finished before."""
+        return [self._row(op, captured, settled) for op in ops]
+
+    def _row(self, op: Op, captured: bool, settled: Set[Wait]) -> Row:
+        waits = tuple(self._event(wait, captured) for wait in op.waits if wait not in settled)
+        timed = self.recording and captured
+        ends = (self._event((op.stream, op.ordinal), captured),) if self._marked(op, captured) else ()
         return Row(
             op,
             *self.status.cell(op.stream),
             self._streams[op.stream],
             waits,
             waits if op.stream == "cpu" else (),  # its work is the host thread's own
-            Event(enable_timing=True) if self.recording else None,
-            self._event((op.stream, op.ordinal)) if ends else None,
+            (_outside() if captured else Event(enable_timing=True)) if self.recording else None,
+            (*ends, _outside()) if timed else ends,
         )
 
-    def _event(self, wait: Wait) -> Any:
-        """The event after an instruction; a recorded step has events of its own, which keep the time."""
-        key = (wait, self.recording)
+    def _marked(self, op: Op, captured: bool) -> bool:
+        return op.waited or op.host_sync or (self.recording and not captured)
+
+    def _event(self, wait: Wait, captured: bool) -> Any:
+        """The event after an instruction. A recorded step has events of its own, which keep the time; those of a graph
+        do not, for they are its inner order."""
+        key = (wait, self.recording, captured)
         if key not in self._events:
-            self._events[key] = Event(enable_timing=self.recording)
+            self._events[key] = Event(enable_timing=self.recording and not captured)
         return self._events[key]
 
-    def _issue(self, rows: Sequence[Row]) -> None:
+    def issue_rows(self, rows: Sequence[Row]) -> None:
+        """Issue what `rows` made ready."""
         recording, now = self.recording, time.perf_counter
         for row in rows:
-            op, words, word, stream, waits, before, start, end = row
+            op, words, word, stream, waits, before, start, ends = row
             if recording:
                 self._recorded.append((row, now()))
             words[word] = op.id
@@ -124,10 +136,37 @@ class CudaStreams:
             if recording:
                 start.record(stream)
             op.run()
-            if end is not None:
-                end.record(stream)
+            for event in ends:
+                event.record(stream)
             if op.host_sync:
-                self._wait(end, op.label)
+                self._wait(ends[-1], op.label)
+
+    def replayed(self, rows: Sequence[Row], issued_s: float) -> None:
+        """A graph of `rows` was launched at `issued_s`: where the rank is, and what a recorded step will read."""
+        self._recorded = [(row, issued_s) for row in rows] if self.recording else []
+        for row in {row.op.stream: row for row in rows}.values():  # the last of each stream
+            row.words[row.word] = row.op.id
+
+    def fork(self) -> None:
+        """Every stream waits for what `compute` was given so far."""
+        home, event = self._streams["compute"], Event()
+        event.record(home)
+        for stream in self._streams.values():
+            if stream is not home:
+                event.wait(stream)
+
+    def join(self) -> None:
+        """`compute` waits for what every stream was given so far."""
+        home = self._streams["compute"]
+        for stream in self._streams.values():
+            if stream is not home:
+                event = Event()
+                event.record(stream)
+                event.wait(home)
+
+    def enter(self, name: str) -> None:
+        """Make a stream of the program the current one."""
+        self._enter(self._streams[name])
 
     def _enter(self, stream: torch.cuda.Stream) -> None:
         """Make `stream` the current one. `torch.cuda.stream` would look the device up and switch back each time, which
@@ -153,7 +192,7 @@ class CudaStreams:
         self._enter(self._home)
         if self.recording:
             for row, _ in self._recorded:
-                self._wait(row.end, "the recorded step")
+                self._wait(row.ends[-1], "the recorded step")
 
     def finish(self) -> dict[int, Stamp]:
         """Stamps on the host clock. On a device an instruction is ready when its stream reaches it, which is when it
@@ -164,10 +203,15 @@ class CudaStreams:
         stamps = {}
         for row, issued in self._recorded:
             begin = zero + anchor.elapsed_time(row.start) * 1e-3
-            stamps[row.op.id] = Stamp(min(issued, begin), begin, begin, zero + anchor.elapsed_time(row.end) * 1e-3)
+            stamps[row.op.id] = Stamp(min(issued, begin), begin, begin, zero + anchor.elapsed_time(row.ends[-1]) * 1e-3)
         self._recorded = []
         return stamps
 
     def close(self) -> None:
         """Streams live with the process; a step that failed has left its own current."""
         self._enter(self._home)
+
+
+def _outside() -> Any:
+    """An event that keeps the time of a node of a graph and is read from outside it."""
+    return Event(enable_timing=True, external=True)

@@ -61,6 +61,12 @@ class Instruction:
     priority: int = 0
     host_sync: bool = False
 
+    @property
+    def needs_host(self) -> bool:
+        """Whether the host has a part in it that a replayed graph (`plan.cuda_graph`) cannot have: numbers that change
+        from step to step, work of its own, or waiting for it."""
+        return self.kind in ("STEP", "LOSS") or self.stream in ("cpu", "disk") or self.host_sync
+
 
 def label(phase: str, kind: str, micro: int, unit: int, piece: str) -> str:
     """The text form of an instruction: `B RS2.5 attn.in` (micro-batch 2, unit 5); step instructions have no

@@ -29,6 +29,7 @@ RULES: tuple[Callable[[Run], Iterator[str]], ...] = (
     options.zero,
     options.loss,
     options.optimizer,
+    options.graph,
 )
 
 

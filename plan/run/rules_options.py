@@ -110,3 +110,22 @@ def optimizer(run: Run) -> Iterator[str]:
     if schedule.kind != "constant" and schedule.min_lr > run.optimizer.lr:
         lr = run.optimizer.lr
         yield f"optimizer.schedule.min_lr {schedule.min_lr:g} is above lr {lr:g}; use at most {lr:g}"
+
+
+def graph(run: Run) -> Iterator[str]:
+    """A replayed graph holds what is the same every step."""
+    model, plan = run.model, run.plan
+    if not plan.cuda_graph:
+        return
+    if run.cluster.device == "cpu":
+        yield "cuda_graph true needs CUDA devices, but the cluster is cpu; set it to false"
+    if plan.implementation != "windtunnel":
+        yield f"cuda_graph true is of implementation windtunnel, but it is {plan.implementation}; set it to false"
+    if plan.launch_blocking:
+        yield "cuda_graph true with launch_blocking true: a graph's kernels are launched at once; set one to false"
+    for name, p in (("dropout", model.dropout), ("attention_dropout", model.attention_dropout)):
+        if p > 0:
+            yield (
+                f"cuda_graph true with model.{name} {p}: its mask changes every step, and a graph would replay one; "
+                f"set cuda_graph false, or {name} 0"
+            )

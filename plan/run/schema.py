@@ -172,6 +172,7 @@ class PlanSpec(Spec):
     attention: Annotated[Literal["unfused", "flash", "cudnn"] | None, Auto] = None
     kernels: Annotated[Literal["eager", "compiled", "triton"] | None, Auto] = None
     launch_blocking: bool = False
+    cuda_graph: bool = False
     loss_chunks: Annotated[Count | None, Auto] = None
     hybrid: Literal["none", "zero3-ffn"] = "none"
     gradient_compression: Literal["none", "onebit-adam"] = "none"

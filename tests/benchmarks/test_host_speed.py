@@ -15,11 +15,8 @@ import torch
 
 from plan.compile import compile_run
 from plan.run import Run, load
-from tests.trainer.fake_cuda import install
+from tests.trainer.fake_cuda import OnStreams, install
 from trainer.data import open_data
-from trainer.executor import Executor
-from trainer.status import Status
-from trainer.streams_cuda import CudaStreams
 
 MODEL = {
     "layers": 16, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 96, "vocab": 256, "seq_length": 16,
@@ -43,21 +40,13 @@ class _Communicators(dict[tuple[str, str], _Silent]):
         return _Silent()
 
 
-class _OnStreams(Executor):
-    """CPU tensors on CUDA's streams."""
-
-    def _make_streams(self, status: Status, *_: Any) -> Any:
-        self.storage.counts = False
-        return CudaStreams(self.rank, sorted(self._counts), status, 30.0, self.device)
-
-
 @pytest.mark.benchmark(group="host time of a step")
 @pytest.mark.parametrize("what", ["streams", "pieces", "recorded"])
 def test_issue(benchmark: Any, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     install(monkeypatch)
     torch.set_num_threads(1)
     run: Run = load({"model": MODEL, "cluster": "cpu", "plan": PLAN})
-    executor = _OnStreams(compile_run(run), run, 0, _Communicators(), open_data(run))
+    executor = OnStreams(compile_run(run), run, 0, _Communicators(), open_data(run))
     executor.step(0)
     if what == "streams":
         executor.ops = [replace(op, run=lambda: None) for op in executor.ops]

@@ -113,6 +113,18 @@ more GPUs than a program is made for:
 more recomputed layers than layers:
   over: {plan: {recompute: {layers: 81}}}
   says: ["recompute layers 81 is more than the model's 80"]
+a graph on a machine without CUDA:
+  over: {cluster: {preset: cpu, gpus: 16, nodes: null}, plan: {cuda_graph: true}}
+  says: ["cuda_graph true needs CUDA devices, but the cluster is cpu; set it to false"]
+a graph of somebody else's step:
+  over: {plan: {cuda_graph: true, implementation: megatron}}
+  says: ["cuda_graph true is of implementation windtunnel, but it is megatron"]
+a graph of blocking launches:
+  over: {plan: {cuda_graph: true, launch_blocking: true}}
+  says: ["cuda_graph true with launch_blocking true", "set one to false"]
+a graph that would replay one mask:
+  over: {model: {dropout: 0.1}, plan: {cuda_graph: true}}
+  says: ["cuda_graph true with model.dropout 0.1", "set cuda_graph false, or dropout 0"]
 warm-up longer than decay:
   over: {optimizer: {schedule: {warmup_steps: 100, decay_steps: 100}}}
   says: ["warms up for 100 steps but ends its decay at 100"]

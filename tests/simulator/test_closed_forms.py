@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from calibration.profile import load_profile
-from plan.program import KernelCall
+from plan.program import KernelCall, expand
 from simulator.breakdown import CLASSES
 from simulator.flight import fly
 from tests.simulator.fakes import FakeProfile
@@ -110,6 +110,21 @@ def test_three_times_every_time_is_three_times_the_step(issue_s: float) -> None:
     three = fly(program, run, FakeProfile(issue_s=issue_s).scaled(3.0))
     assert three.step_time_s == pytest.approx(3 * one.step_time_s, rel=1e-6)
     assert three.breakdown == pytest.approx(one.breakdown, abs=1e-6)
+
+
+def test_a_graph_costs_the_host_what_it_cannot_hold() -> None:
+    """The optimizer and the reading of the loss are issued as ever; a step that its host limits is freed."""
+    program, run = small(PLAN, hidden=2048)
+    graphed = replace(run, plan=replace(run.plan, cuda_graph=True))
+    profile, free = FakeProfile(issue_s=1e-4), fly(program, run, FakeProfile(issue_s=0.0))
+    issued_s = max(
+        sum(profile.host_issue_s(p.instruction.kind, p.instruction.body) for p in expand(c) if p.instruction.needs_host)
+        for c in program.classes
+    )
+    step_s = fly(program, graphed, profile).step_time_s
+    assert free.step_time_s <= step_s <= free.step_time_s + issued_s
+    assert fly(program, graphed, profile, coarse=False).step_time_s == step_s
+    assert fly(program, run, profile).step_time_s > 2 * step_s
 
 
 def test_a_profile_of_zeros_gives_a_step_of_zero() -> None:

@@ -72,14 +72,16 @@ def make_run(model: dict[str, Any], plan: dict[str, Any], **sections: Any) -> Ru
     return load({"model": model, "cluster": "cpu", "plan": plan, "optimizer": optimizer, **sections})
 
 
-def make_executor(rank: int, run: Run, program: StepProgram | None = None, **options: Any) -> Executor | None:
+def make_executor(
+    rank: int, run: Run, program: StepProgram | None = None, kind: type[Executor] = Executor, **options: Any
+) -> Executor | None:
     """An executor on this rank of the pool; None on a worker the run has no rank for (which takes part in making
     groups)."""
     program = compile_run(run) if program is None else program
     communicators = _communicators.join(program, rank)
     if rank >= run.plan.world:
         return None
-    return Executor(program, run, rank, communicators, open_data(run), wait_s=30.0, **options)
+    return kind(program, run, rank, communicators, open_data(run), wait_s=30.0, **options)
 
 
 def train(rank: int, run: Run, steps: int) -> Share | None:

@@ -1,6 +1,7 @@
 """On a GPU: every choice of kernels trains as the CPU reference, to bf16 tolerance; each instruction is stamped."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -48,3 +49,18 @@ def test_the_host_steps_as_the_device_does(precision: str) -> None:
     assert {streams[i] for i in results[-1].stamps} == {"compute", "d2h", "cpu", "h2d"}
     last_step = max(s.end_s for i, s in results[-1].stamps.items() if streams[i] == "cpu")
     assert last_step <= max(s.end_s for i, s in results[-1].stamps.items() if streams[i] == "h2d")
+
+
+@pytest.mark.parametrize("kernels", ["eager", "compiled", "triton"])
+def test_a_replayed_step_trains_as_an_issued_one(kernels: str) -> None:
+    """A graph of the step, plain and recorded: the same losses, every instruction stamped, in stream order."""
+    run = make_run(LLAMA | WIDE, {"precision": "bf16", "recompute": "full"})
+    run = replace(run, plan=replace(run.plan, kernels=kernels))
+    _, expected = _train(run, "cuda")
+    executor, results = _train(replace(run, plan=replace(run.plan, cuda_graph=True)), "cuda")
+    assert [r.loss for r in results] == pytest.approx([r.loss for r in expected], rel=1e-3)
+    assert set(results[-1].stamps) == {op.id for op in executor.ops}
+    ordered = [results[-1].stamps[op.id] for op in executor.ops]
+    assert all(a.end_s <= b.start_s + 1e-6 for a, b in pairwise(ordered))
+    assert all(s.issued_s <= s.start_s <= s.end_s for s in ordered)
+    assert executor.storage.allocated() == 0

@@ -76,7 +76,7 @@ def test_every_instruction_runs_after_what_it_waits_for(
     ops, known, ids = watched(instructions(LAYOUTS[layout]), device)
     streams = CudaStreams(0, sorted({op.stream for op in ops}), Status(), 1.0, torch.device("cpu"))
     for step in range(2):
-        before = {s: device.streams[i].knows.get(i, 0) for s, i in ids.items()}
+        before = {s: device.streams[i].ran for s, i in ids.items()}
         streams.begin(step, record)
         streams.issue_all(ops)
         streams.drain({})

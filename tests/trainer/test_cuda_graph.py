@@ -1,0 +1,145 @@
+"""A step captured as a graph and replayed trains as one that is issued instruction by instruction, to the last bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from plan.compile import compile_run
+from plan.program import expand
+from plan.run import Run
+from tests.trainer.fake_cuda import Device, OnStreams, install
+from tests.trainer.pool import Pool
+from tests.trainer.ranks import GPT, LLAMA, make_executor, make_run, text
+from trainer.executor import Executor, StepResult
+from trainer.graphs_cuda import WARM_STEPS, capturable
+from trainer.streams import StreamError
+
+STEPS = WARM_STEPS + 4
+RECORDED = (1, WARM_STEPS + 1, WARM_STEPS + 3)
+
+
+def graphed(run: Run) -> Run:
+    return replace(run, plan=replace(run.plan, cuda_graph=True))
+
+
+def fly(executor: Executor) -> tuple[list[StepResult], dict[str, torch.Tensor]]:
+    results = [executor.step(step, step in RECORDED) for step in range(STEPS)]
+    weights = {name: weight.clone() for name, weight in executor.parameters().items()}
+    executor.close()
+    return results, weights
+
+
+@pytest.mark.parametrize(
+    ("model", "plan"),
+    [
+        (LLAMA, {}),
+        (GPT, {"recompute": "full"}),
+        (LLAMA, {"attention": "unfused", "recompute": "selective", "zero_stage": 1}),
+        (GPT, {"loss_chunks": 2}),
+        (LLAMA, {"zero_stage": 1, "offload": {"optimizer": "cpu"}}),
+    ],
+    ids=["plain", "recompute", "selective", "chunks", "offload"],
+)
+def test_replayed_steps_are_the_issued_ones(
+    monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], plan: dict[str, Any]
+) -> None:
+    run = make_run(model, plan)
+    expected, weights = fly(Executor(compile_run(run), run, 0, {}, text(run)))
+    device = install(monkeypatch)
+    executor = OnStreams(compile_run(run), graphed(run), 0, {}, text(run))
+    results, found = fly(executor)
+    assert [(r.loss, r.grad_norm) for r in results] == [(r.loss, r.grad_norm) for r in expected]
+    assert all(torch.equal(found[name], weights[name]) for name in weights)
+    assert device.asked["replay"] == STEPS - WARM_STEPS
+    assert executor.storage.allocated() == 0
+    for step, result in enumerate(results):
+        assert set(result.stamps) == ({op.id for op in executor.ops} if step in RECORDED else set())
+
+
+def test_the_rest_of_a_step_runs_after_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = install(monkeypatch)
+    run = make_run(LLAMA, {"zero_stage": 1, "offload": {"optimizer": "cpu"}})
+    executor = OnStreams(compile_run(run), graphed(run), 0, {}, text(run))
+    graphs = executor.graphs
+    assert graphs is not None
+    late: list[str] = []
+
+    def watched(op: Any) -> Any:
+        def body() -> None:
+            before = device.run()
+            if device.replayed and any(before.get(s, 0) < count for s, count in device.replayed.items()):
+                late.append(op.label)
+            op.run()
+
+        return replace(op, run=body)
+
+    graphs.ops = [watched(op) for op in executor.ops]
+    for step in range(STEPS):
+        device.replayed = {}
+        executor.step(step)
+    rest = {op.stream for op in graphs.ops[graphs.count :]}
+    assert {"compute", "cpu", "h2d"} <= rest
+    assert late == []
+
+
+def test_what_the_host_decides_is_not_captured() -> None:
+    """The optimizer's numbers change from step to step; the reading of the loss waits."""
+    for plan in ({}, {"zero_stage": 1, "offload": {"optimizer": "cpu"}}, {"launch_blocking": True}):
+        instructions = [p.instruction for p in expand(compile_run(make_run(LLAMA, plan)).classes[0])]
+        count = capturable(instructions)
+        assert all(i.kind not in ("STEP", "LOSS") and i.stream != "cpu" for i in instructions[:count])
+        first = instructions[count]
+        assert first.kind == "STEP" or first.stream == "cpu" or first.host_sync
+        assert (count == 0) == ("launch_blocking" in plan)
+
+
+def losses(rank: int, run: Run) -> list[float] | None:
+    """Train on this rank of the pool, with graphs where the plan says so."""
+    with pytest.MonkeyPatch.context() as patch:
+        kind: type[Executor] = Executor
+        if run.plan.cuda_graph:
+            install(patch)
+            kind = OnStreams
+        executor = make_executor(rank, run, kind=kind)
+        return None if executor is None else [result.loss for result in fly(executor)[0]]
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"tensor_parallel": 2, "sequence_parallel": True},
+        {"pipeline_parallel": 2, "zero_stage": 1, "data_parallel": 2},
+        {"data_parallel": 2, "zero_stage": 3},
+    ],
+    ids=["tp2", "pp2-dp2", "zero3"],
+)
+def test_collectives_are_replayed_too(pool: Pool, plan: dict[str, Any]) -> None:
+    run = make_run(LLAMA | {"layers": 2}, plan | {"global_batch_size": 4 * plan.get("data_parallel", 1)})
+    expected = [found for found in pool.run(losses, run) if found is not None]
+    found = [found for found in pool.run(losses, graphed(run)) if found is not None]
+    assert found == expected
+    assert len(found) == run.plan.world
+
+
+def test_a_capture_that_fails_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    device: Device = install(monkeypatch)
+    run = make_run(LLAMA, {})
+    executor = OnStreams(compile_run(run), graphed(run), 0, {}, text(run))
+    graphs = executor.graphs
+    assert graphs is not None
+
+    def fail() -> None:
+        if device.capturing is not None:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    graphs.ops = [replace(graphs.ops[0], run=fail), *graphs.ops[1:]]
+    for step in range(WARM_STEPS):
+        executor.step(step)
+    with pytest.raises(StreamError, match=r"rank 0: the step could not be captured .*not permitted.*cuda_graph: false"):
+        executor.step(WARM_STEPS)
+    assert device.capturing is not None
+    device.capturing.tape.__exit__(None, None, None)
