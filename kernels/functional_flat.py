@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.library import triton_op, wrap_triton
+from torch.library import triton_op
 
 from kernels import checksum as checksum_file
 from kernels import delta, onebit, residual
+from kernels.glue import launcher, operator
 from kernels.random import NO_DROPOUT, Dropout
 from kernels.reference_layer import Mask
 
@@ -27,23 +28,23 @@ def _mask(tokens: Tensor | None, width: int, p: float, low: int, high: int, firs
     return Mask(Dropout(p, low, high), tokens[:, None], elements, first)
 
 
-@triton_op("windtunnel::residual_add", mutates_args={})
+@operator("residual_add")
 def _residual_add(
     stream: Tensor, z: Tensor, bias: Tensor | None, tokens: Tensor | None, p: float, key_low: int, key_high: int,
     element_first: int,
 ) -> Tensor:  # fmt: skip
     mask = _mask(tokens, z.shape[1], p, key_low, key_high, element_first)
-    return residual.residual_forward(stream, z, bias, mask, launcher=wrap_triton)
+    return residual.residual_forward(stream, z, bias, mask, launcher=launcher())
 
 
-@triton_op("windtunnel::residual_add_backward", mutates_args={})
+@operator("residual_add_backward")
 def _residual_add_backward(
     d: Tensor, tokens: Tensor, has_bias: bool, p: float, key_low: int, key_high: int, element_first: int
 ) -> tuple[Tensor, Tensor]:
     mask = _mask(tokens, d.shape[1], p, key_low, key_high, element_first)
     wide = torch.float64 if d.dtype == torch.float64 else torch.float32
     bias_grad = torch.zeros(d.shape[1] if has_bias else 0, dtype=wide, device=d.device)
-    dz = residual.residual_backward(d, bias_grad if has_bias else None, mask, launcher=wrap_triton)
+    dz = residual.residual_backward(d, bias_grad if has_bias else None, mask, launcher=launcher())
     return dz, bias_grad
 
 
@@ -59,11 +60,11 @@ def _residual_autograd(ctx: Any, d: Tensor) -> tuple[Any, ...]:
     if tokens is None or ctx.numbers[0] == 0.0:
         dz, db = d, None if bias_type is None else d.sum(0)
     else:
-        dz, db = torch.ops.windtunnel.residual_add_backward(d, tokens, bias_type is not None, *ctx.numbers)
+        dz, db = _residual_add_backward(d, tokens, bias_type is not None, *ctx.numbers)
     return d, dz.to(z_type), None if bias_type is None or db is None else db.to(bias_type), *([None] * 5)
 
 
-_residual_add.register_autograd(_residual_autograd, setup_context=_residual_setup)
+_residual_add.differentiable(_residual_setup, _residual_autograd)
 
 
 def residual_add(
@@ -79,7 +80,7 @@ def residual_add(
     if tokens is None and dropout.p > 0.0:
         tokens = torch.arange(dropout.token_first, dropout.token_first + z.shape[0], device=z.device)
     numbers = dropout.p, dropout.key_low, dropout.key_high, dropout.element_first
-    return torch.ops.windtunnel.residual_add(stream, z, bias, tokens, *numbers)
+    return _residual_add(stream, z, bias, tokens, *numbers)
 
 
 # ---------------------------------------------------------------- flat buffers
@@ -88,28 +89,28 @@ def residual_add(
 @triton_op("windtunnel::onebit_pack", mutates_args={"error"})
 def onebit_pack(x: Tensor, error: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
     """`onebit.onebit_pack`; `error` is replaced by what was lost."""
-    return onebit.onebit_pack(x, error, chunk=chunk, launcher=wrap_triton)
+    return onebit.onebit_pack(x, error, chunk=chunk, launcher=launcher())
 
 
 @triton_op("windtunnel::onebit_unpack", mutates_args={})
 def onebit_unpack(bits: Tensor, scale: Tensor, chunk: int) -> Tensor:
     """`onebit.onebit_unpack` to fp32."""
-    return onebit.onebit_unpack(bits, scale, chunk=chunk, launcher=wrap_triton)
+    return onebit.onebit_unpack(bits, scale, chunk=chunk, launcher=launcher())
 
 
 @triton_op("windtunnel::checksum", mutates_args={})
 def checksum(tensor: Tensor, word_first: int = 0) -> Tensor:
     """`checksum.checksum`."""
-    return checksum_file.checksum(tensor, word_first=word_first, launcher=wrap_triton)
+    return checksum_file.checksum(tensor, word_first=word_first, launcher=launcher())
 
 
 @triton_op("windtunnel::delta_pack", mutates_args={})
 def delta_pack(new: Tensor, base: Tensor) -> Tensor:
     """`delta.delta_pack`."""
-    return delta.delta_pack(new, base, launcher=wrap_triton)
+    return delta.delta_pack(new, base, launcher=launcher())
 
 
 @triton_op("windtunnel::delta_unpack", mutates_args={})
 def delta_unpack(planes: Tensor, base: Tensor) -> Tensor:
     """`delta.delta_unpack` into a new tensor."""
-    return delta.delta_unpack(planes, base, launcher=wrap_triton)
+    return delta.delta_unpack(planes, base, launcher=launcher())
