@@ -9,9 +9,10 @@ coordinates) are small constants cached by shape.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Protocol
+from typing import Protocol, TypeVar, cast
 
 import torch
 
@@ -23,6 +24,7 @@ from plan.program import RankProgram
 from plan.run import Run
 
 Tensor = torch.Tensor
+T = TypeVar("T")
 SITE_EMBED, SITE_ATTENTION, SITE_MLP, SITE_PROBABILITIES = range(4)
 
 
@@ -111,6 +113,12 @@ class RankContext:
         first = (micro * plan.data_parallel + self.coords.dp) * plan.micro_batch_size
         return tuple(range(first, first + plan.micro_batch_size))
 
+    def kept(self, key: object, make: Callable[[], T]) -> T:
+        """What `make` returns, made when it is first asked for."""
+        if key not in self._cache:
+            self._cache[key] = make()
+        return cast("T", self._cache[key])
+
     def ids(self, micro: int, shift: int) -> Tensor:
         """(T,) int64 on the host: the token ids of a micro-batch of this step in (position, sample) order, `shift`
         tokens on. For a device they are in a pinned buffer that stays, since copies from it are asynchronous (the host
@@ -130,39 +138,41 @@ class RankContext:
 
     def alibi(self, scale: float) -> Tensor:
         """(heads, seq, seq): this rank's ALiBi bias, slope · (key − query), over `scale`, which the softmax applies."""
-        if "alibi" not in self._cache:
-            dtype = torch.float64 if self.e.dtype == "fp64" else torch.float32
+
+        def make() -> Tensor:
             first = self.coords.tp * self.e.heads
             slopes = alibi_slopes(self.model.heads)[first : first + self.e.heads]
             place = torch.arange(self.e.seq, dtype=torch.float64)
-            bias = slopes[:, None, None] * (place[None, None, :] - place[None, :, None]) / scale
-            self._cache["alibi"] = bias.to(dtype).to(self.device)
-        return self._cache["alibi"]  # type: ignore[return-value]
+            return self._table(slopes[:, None, None] * (place[None, None, :] - place[None, :, None]) / scale)
+
+        return self.kept("alibi", make)
 
     def rope(self) -> tuple[Tensor, Tensor]:
         """(cos, sin), (seq, head_dim/2), in the computing type."""
-        if "rope" not in self._cache:
-            dtype = torch.float64 if self.e.dtype == "fp64" else torch.float32
+
+        def make() -> tuple[Tensor, Tensor]:
             angles = rope_angles(self.model)
-            self._cache["rope"] = (angles.cos().to(dtype).to(self.device), angles.sin().to(dtype).to(self.device))
-        return self._cache["rope"]  # type: ignore[return-value]
+            return self._table(angles.cos()), self._table(angles.sin())
+
+        return self.kept("rope", make)
+
+    def _table(self, values: Tensor) -> Tensor:
+        return values.to(torch.float64 if self.e.dtype == "fp64" else torch.float32).to(self.device)
 
     def tokens_of(self, micro: int) -> Tensor:
         """(T,) int64: the global token (sample · seq + position) of every row of a micro-batch, in (position, sample)
         order."""
-        key = ("tokens", micro)
-        if key not in self._cache:
+
+        def make() -> Tensor:
             samples = torch.tensor(self.samples(micro), dtype=torch.int64)
             grid = torch.arange(self.e.seq)[:, None] + samples[None, :] * self.e.seq
-            self._cache[key] = grid.reshape(-1).to(self.device)
-        return self._cache[key]  # type: ignore[return-value]
+            return grid.reshape(-1).to(self.device)
+
+        return self.kept(("tokens", micro), make)
 
     def elements(self, width: int) -> Tensor:
         """(width,) int64: 0, 1, …"""
-        key = ("elements", width)
-        if key not in self._cache:
-            self._cache[key] = torch.arange(width, device=self.device)
-        return self._cache[key]  # type: ignore[return-value]
+        return self.kept(("elements", width), lambda: torch.arange(width, device=self.device))
 
 
 @dataclass(frozen=True, slots=True)

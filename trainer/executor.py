@@ -131,8 +131,10 @@ class Executor:
         return self.storage.peak_bytes
 
     def close(self) -> None:
-        """Stop the stream threads."""
+        """Stop the stream threads, let captured graphs go."""
         self.streams.close()
+        if self.graphs is not None:
+            self.graphs.close()
 
     # --- making ready -------------------------------------------------------------------------------------------------
 

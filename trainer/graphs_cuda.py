@@ -39,9 +39,11 @@ def capturable(instructions: Sequence[Instruction]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """A graph, its instructions, those issued after it, and the table of tensors it leaves behind."""
+    """A graph, the event after it, its instructions, those issued after it, and the table of tensors it leaves
+    behind."""
 
     graph: Any
+    done: Any
     rows: list[Row]
     rest: list[Row]
     table: list[torch.Tensor | None]
@@ -73,17 +75,25 @@ class StepGraphs:
             self._warm += 1
             self.streams.issue_all(self.ops)
 
+    def close(self) -> None:
+        """Let the graphs go: NCCL destroys no communicator that one of them uses."""
+        for captured in self._made.values():
+            captured.graph.reset()
+        self._made = {}
+        self._warm = 0
+
     def _capture(self) -> _Captured:
         streams, count = self.streams, self.count
         rows = streams.rows(self.ops[:count], captured=True)
-        settled = frozenset((op.stream, op.ordinal) for op in self.ops[:count])
-        rest = streams.rows(self.ops[count:], settled=settled)
+        done = streams.event()
+        replayed = dict.fromkeys(((op.stream, op.ordinal) for op in self.ops[:count]), done)
+        rest = streams.rows(self.ops[count:], replayed=replayed)
         torch.cuda.empty_cache()  # what the first steps used, for the graph's own pool
         graph = torch.cuda.CUDAGraph()
         streams.enter("compute")
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")  # NCCL's threads ask about events
         try:
-            streams.fork()
+            streams.fork(streams.event())
             streams.issue_rows(rows)
             streams.join()
             streams.enter("compute")
@@ -94,7 +104,7 @@ class StepGraphs:
                 "false"
             ) from error
         self._pool = graph.pool()
-        return _Captured(graph, rows, rest, list(self.storage.table))
+        return _Captured(graph, done, rows, rest, list(self.storage.table))
 
     def _replay(self, captured: _Captured) -> None:
         streams = self.streams
@@ -102,7 +112,7 @@ class StepGraphs:
         streams.enter("compute")
         issued = time.perf_counter()
         captured.graph.replay()
-        streams.fork()
+        streams.fork(captured.done)
         streams.replayed(captured.rows, issued)
         self.storage.table[:] = captured.table
         streams.issue_rows(captured.rest)

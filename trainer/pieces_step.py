@@ -167,7 +167,7 @@ def _adamw(
         exp_avg_sq,
         clip_coefficient(stats[0], optimizer.clip_norm),
         weight,
-        decayed(ctx, bucket, share_of(bucket, rank.coords.dp)),
+        rank.kept(("decayed", bucket.index), lambda: decayed(ctx, bucket, share_of(bucket, rank.coords.dp))),
         lr=rank.state.lr,
         betas=optimizer.betas,
         eps=optimizer.eps,

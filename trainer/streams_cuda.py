@@ -16,7 +16,8 @@ every step: between two steps the device is idle) and its status word.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ from trainer.status import Status
 from trainer.streams import Op, Stamp, StreamError, Wait
 
 Event = torch._C._CudaEventBase  # what torch.cuda.Event wraps: its methods are C, without a Python frame around them
+NOTHING: Mapping[Wait, Any] = MappingProxyType({})
 POLL_S = 0.0002
 SPIN_S = 0.001  # first the host asks without a pause: with blocking launches it waits for kernels shorter than a sleep
 
@@ -89,13 +91,15 @@ class CudaStreams:
         """Issue one instruction."""
         self.issue_rows(self.rows([op]))
 
-    def rows(self, ops: Sequence[Op], captured: bool = False, settled: Set[Wait] = frozenset()) -> list[Row]:
+    def rows(self, ops: Sequence[Op], captured: bool = False, replayed: Mapping[Wait, Any] = NOTHING) -> list[Row]:
         """`ops` made ready for a step such as this one, recorded or not. `captured`: to be issued into a graph, whose
-        events are nodes of it; `settled`: what has surely finished before."""
-        return [self._row(op, captured, settled) for op in ops]
+        events are nodes of it; `replayed`: what a graph did before, which every stream is ordered after, with the event
+        that tells the host."""
+        return [self._row(op, captured, replayed) for op in ops]
 
-    def _row(self, op: Op, captured: bool, settled: Set[Wait]) -> Row:
-        waits = tuple(self._event(wait, captured) for wait in op.waits if wait not in settled)
+    def _row(self, op: Op, captured: bool, replayed: Mapping[Wait, Any]) -> Row:
+        waits = tuple(self._event(wait, captured) for wait in op.waits if wait not in replayed)
+        before = (*waits, *dict.fromkeys(replayed[wait] for wait in op.waits if wait in replayed))
         timed = self.recording and captured
         ends = (self._event((op.stream, op.ordinal), captured),) if self._marked(op, captured) else ()
         return Row(
@@ -103,7 +107,7 @@ class CudaStreams:
             *self.status.cell(op.stream),
             self._streams[op.stream],
             waits,
-            waits if op.stream == "cpu" else (),  # its work is the host thread's own
+            before if op.stream == "cpu" else (),  # its work is the host thread's own
             (_outside() if captured else Event(enable_timing=True)) if self.recording else None,
             (*ends, _outside()) if timed else ends,
         )
@@ -147,9 +151,13 @@ class CudaStreams:
         for row in {row.op.stream: row for row in rows}.values():  # the last of each stream
             row.words[row.word] = row.op.id
 
-    def fork(self) -> None:
-        """Every stream waits for what `compute` was given so far."""
-        home, event = self._streams["compute"], Event()
+    def event(self) -> Any:
+        """A new event that keeps no time."""
+        return Event()
+
+    def fork(self, event: Any) -> None:
+        """Every stream waits for what `compute` was given so far, which `event` then stands for."""
+        home = self._streams["compute"]
         event.record(home)
         for stream in self._streams.values():
             if stream is not home:

@@ -31,8 +31,8 @@ Knowledge = dict[int, int]  # stream id -> how many things of it have finished
 
 
 class Device:
-    """The current stream, all streams by id, all events, and how often the host asked for what. `replayed`: what the
-    last replay brought every stream to."""
+    """The current stream, all streams by id, all events, and how often the host asked for what. `host`: what the host
+    has seen finish; `replayed`: what the last replay brought every stream to."""
 
     def __init__(self) -> None:
         self.streams: list[Stream] = []
@@ -40,6 +40,7 @@ class Device:
         self.asked: dict[str, int] = {}
         self.capturing: Graph | None = None
         self.replayed: Knowledge = {}
+        self.host: Knowledge = {}
         self.current = Stream(self)
 
     def count(self, what: str) -> None:
@@ -101,6 +102,7 @@ class Event:
     def query(self) -> bool:
         assert self.at >= 0, "nobody recorded this event"
         assert not self.captured
+        join(self.device.host, self.knows)
         for stream in self.device.streams:
             join(stream.knows, self.knows)
         return True
@@ -139,6 +141,9 @@ class Graph:
             home.knows[stream.stream_id] = stream.ran
         self.device.replayed = dict(home.knows)
         self.tape.play()
+
+    def reset(self) -> None:
+        self.device.count("reset")
 
     def pool(self) -> tuple[int, int]:
         return (0, 1)
