@@ -23,7 +23,8 @@ from typing import Any
 import torch
 
 from calibration import comm_bench, grid, measured, microbench, schema
-from calibration.profile import cpu_profile_path, kernel_class, machine_key
+from calibration.profile import kernel_class
+from calibration.profile_paths import cpu_profile_path, machine_key
 from calibration.write import write_profile
 from plan.cluster import machine
 from plan.program import KernelCall

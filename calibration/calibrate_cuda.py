@@ -24,13 +24,14 @@ import yaml
 
 from calibration import cuda_bench, cuda_comm, cuda_grid, fits, measured, schema, tables
 from calibration.microbench import KernelPoint
-from calibration.profile import kernel_class, profile_path
+from calibration.profile import kernel_class
+from calibration.profile_paths import profile_path
 from calibration.write import write_profile
 from kernels.registry import POINTWISE
 from plan.program import KernelCall
 
 Progress = Callable[[str, int, int], None]
-KEPT = ("network", "collectives", "contention", "cores", "host_optimizer")
+KEPT = ("network", "collectives", "contention", "cores", "host_optimizer", "framework_host")
 ATTENTION = ("flash", "cudnn")
 KINDS = ("eager", "compiled", "triton")
 ANY = "*"

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from calibration import fit_links, honesty, measured, published, schema
+from calibration import fit_framework_host, fit_links, honesty, measured, published, schema
 from calibration import fit_sections as parts
 from calibration.fit_attention import RATE, flash_a100, triton_a100, triton_hopper
 from calibration.fit_kernels import Chip, backward_ratio, fit_attention, fit_gemm, tile_form
@@ -330,6 +330,10 @@ def _profile(name: str, memory: float, sources: Section, memory_rows: list[str],
         "host": parts.source(
             "measured" if of_one_card else "derived", TEXTS["host measured" if of_one_card else "host"]
         ),
+        "framework-host": parts.source(
+            "measured" if of_one_card else "derived",
+            fit_framework_host.MEASURED_TEXT if of_one_card else fit_framework_host.TEXT,
+        ),
         "contention": parts.source("published", TEXTS["contention"], factor=parts.OVERLAP_SLOWDOWN),
         "gemm-wide": parts.source("data sheet", TEXTS["wide"], []),
         "context": parts.source("derived", TEXTS["context"], []),
@@ -349,7 +353,8 @@ def _profile(name: str, memory: float, sources: Section, memory_rows: list[str],
     gemm = [*gemm, *parts.wide_gemm_sections(gemm, name)]
     return {
         "name": name, "device": "cuda", "sources": shared | sources, "gemm": gemm, **sections,
-        "memory": parts.memory_sections(memory), "host": host, "contention": contention,
+        "memory": parts.memory_sections(memory), "host": host, "framework_host": fit_framework_host.section(name),
+        "contention": contention,
         "allocator": {"source": "context", "context_bytes": parts.CONTEXT_BYTES},
     }  # fmt: skip
 

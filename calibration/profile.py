@@ -10,24 +10,21 @@ all of them exactly three times as long and `scaled(0)` makes them zero.
 
 from __future__ import annotations
 
-import hashlib
 import math
-import os
-import platform
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from importlib import resources
 from pathlib import Path
 
 from calibration import schema, tables
 from calibration.collectives import CommCost, Fabric, Geometry
 from calibration.frameworks import Framework
+from calibration.host import HostCosts
 from calibration.kernel_times import Coverage, KernelTimes, of_framework
 from calibration.lookup import Line
+from calibration.profile_paths import profile_path
 from plan.errors import InputError
 from plan.files import parse_yaml, text_of
-from plan.nearest import did_you_mean
 from plan.ops import OPERATORS, bytes_of
 from plan.program import KernelCall
 
@@ -74,7 +71,7 @@ class Profile:
     kernels: KernelTimes = field(repr=False, compare=False)
     fabric: Fabric = field(repr=False, compare=False)
     copies: dict[str, Line] = field(repr=False, compare=False)
-    host: dict[str, tuple[float, float]] = field(repr=False, compare=False)
+    host: HostCosts = field(repr=False, compare=False)
     slowdowns: dict[tuple[str, str], float] = field(repr=False, compare=False)
     residuals: dict[str, float] = field(repr=False, compare=False)
     cores: CoreSharing | None
@@ -111,14 +108,17 @@ class Profile:
     def host_issue_s(self, kind: str, body: Sequence[KernelCall] = ()) -> float:
         """Host time to issue one instruction of `kind` (an instruction kind such as F or AR, or compute, comm, copy)
         with the kernel calls of `body`."""
-        base, per_kernel = self.host.get(kind) or self.host.get(_host_class(kind)) or self.host.get("*", (0.0, 0.0))
+        base, per_kernel = self.host.instruction(kind)
         return (base + sum(self._call_issue_s(call, per_kernel) for call in body)) * self.time_factor
 
     def _call_issue_s(self, call: KernelCall, per_kernel_s: float) -> float:
-        """Host seconds to issue a call: what its entry says of an execution, else the host's time for a kernel."""
+        """Host seconds to issue a call: what its entry says of an execution, else the host's time for a kernel. On a
+        framework's host a fused operator is one launch, and an eager one as many as ours."""
         known = self._issue_s.get(call)
         if known is None:
             stated = self.kernels.find(call)[0].issue_s
+            if self.host.framework and not self.framework:
+                stated = stated * self.host.factor if stated is not None and self.priced_as == "eager" else None
             known = self._issue_s[call] = (per_kernel_s if stated is None else stated) * call.count
         return known
 
@@ -210,15 +210,24 @@ class Profile:
             return self
         return replace(_build(self.file, self.threads, kind), time_factor=self.time_factor)
 
+    def of_a_framework(self) -> Profile:
+        """The same profile for a run of another project's framework: its host launches kernels and collectives at the
+        profile's `framework_host`. Itself where the profile says nothing of one."""
+        part = self.file.framework_host
+        if part is None or self.host.framework:
+            return self
+        residuals = self.residuals | {"host": part.sigma}
+        return replace(self, host=self.host.of_a_framework(part), residuals=residuals, _issue_s={})
+
     def with_kernels_of(self, framework: Framework) -> Profile:
         """The same profile with a framework's operators priced by its own launches and traffic, whatever
-        `plan.kernels` says; products and attention stay."""
-        per_kernel_s = self.host.get("compute", self.host.get("*", (0.0, 0.0)))[1]
+        `plan.kernels` says, launched by its host; products stay, and attention unless it calls another."""
+        theirs = self.of_a_framework()
         entries = tables.entries(self.file, self.threads, self.priced_as)
         eager = KernelTimes(tables.entries(self.file, self.threads, "eager"))
         one_pass = eager.find(KernelCall("add", (1,), "bf16"))[0]
-        kernels = KernelTimes(of_framework(entries, one_pass, framework, per_kernel_s))
-        return replace(self, kernels=kernels, framework=framework.name, _kernel_s={}, _comm={}, _issue_s={})
+        kernels = KernelTimes(of_framework(entries, one_pass, framework, theirs.host.per_kernel_s))
+        return replace(theirs, kernels=kernels, framework=framework.name, _kernel_s={}, _comm={}, _issue_s={})
 
     @property
     def kernel_kinds(self) -> tuple[str, ...]:
@@ -240,12 +249,6 @@ class Profile:
         return sum(len(source.parameters) for source in self.file.sources.values())
 
 
-def _host_class(kind: str) -> str:
-    if kind in ("AG", "RS", "AR", "SEND", "RECV", "EXCHANGE"):
-        return "comm"
-    return "copy" if kind in ("H2D", "D2H", "GATHER") else "compute"
-
-
 def load_profile(name: str | Path, threads: int | None = None) -> Profile:
     """A shipped profile by name, `cpu` from this machine's cache, or a YAML file by path.
 
@@ -256,52 +259,6 @@ def load_profile(name: str | Path, threads: int | None = None) -> Profile:
     counts, kinds = tables.thread_counts(file), tables.kernel_kinds(file)
     profile = _build(file, counts[0], kinds[0] if kinds else "")
     return profile if threads is None else profile.for_threads(threads)
-
-
-def shipped_profiles() -> list[str]:
-    """Names of the profiles that come with the package."""
-    folder = resources.files("calibration") / "profiles"
-    return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
-
-
-def cache_folder() -> Path:
-    """Where measured profiles are kept: $WINDTUNNEL_CACHE, else ~/.cache/windtunnel, with /profiles."""
-    root = os.environ.get("WINDTUNNEL_CACHE")
-    base = Path(root) if root else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "windtunnel"
-    return base / "profiles"
-
-
-def machine_key() -> str:
-    """What makes a CPU profile valid: processor model, usable cores, and architecture; hashed, so no host name is
-    stored."""
-    model = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return hashlib.sha256(f"{platform.machine()}|{model}|{cores}".encode()).hexdigest()[:12]
-
-
-def cpu_profile_path() -> Path:
-    """Where this machine's measured profile is kept."""
-    return cache_folder() / f"cpu-{machine_key()}.yaml"
-
-
-def profile_path(name: str) -> Path:
-    """The file behind a profile's name. Raises InputError: unknown name with the nearest, or a CPU not yet measured."""
-    if name == "cpu":
-        path = cpu_profile_path()
-        if not path.exists():
-            raise InputError("no profile of this machine's CPU yet: run `windtunnel calibrate` (about a minute)")
-        return path
-    known = shipped_profiles()
-    if name in known:
-        return Path(str(resources.files("calibration") / "profiles" / f"{name}.yaml"))
-    if name.endswith((".yaml", ".yml")) or "/" in name:
-        return Path(name)
-    raise InputError(f"unknown profile {name!r}; {did_you_mean(name, [*known, 'cpu'])}")
 
 
 def _build(file: schema.ProfileFile, threads: int, kernels: str) -> Profile:
@@ -316,7 +273,7 @@ def _build(file: schema.ProfileFile, threads: int, kernels: str) -> Profile:
         kernels=KernelTimes(tables.entries(file, threads, kernels)),
         fabric=tables.fabric(file),
         copies={part.kind: Line(part.launch_s, 1.0 / part.bytes_per_s) for part in file.copies},
-        host={part.kind: (part.base_s, part.per_kernel_s) for part in file.host},
+        host=HostCosts.of(file),
         slowdowns={(part.slow, part.beside): part.factor for part in file.contention},
         residuals=_residuals(file, threads),
         cores=cores,

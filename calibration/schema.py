@@ -157,6 +157,14 @@ class HostFile(_Sourced):
     per_kernel_s: Time = 0.0
 
 
+class FrameworkHostFile(_Sourced):
+    """Host time of a framework whose host is Python modules and an autograd graph: for each kernel that it launches
+    (forward and backward alike, everything around them included), and for each call of a collective."""
+
+    per_kernel_s: Time
+    per_collective_s: Time
+
+
 class ContentionFile(_Sourced):
     """`slow` runs `factor` times slower while `beside` runs. Stream classes: compute, comm, copy, or a stream's
     name."""
@@ -211,6 +219,7 @@ class ProfileFile(_Part):
     network: NetworkFile | None = None
     copies: list[CopyFile] = []
     host: list[HostFile] = []
+    framework_host: FrameworkHostFile | None = None
     host_optimizer: HostOptimizerFile | None = None
     contention: list[ContentionFile] = []
     sustained: SustainedFile | None = None
@@ -221,6 +230,7 @@ class ProfileFile(_Part):
     def _names(self) -> ProfileFile:
         parts: list[_Sourced | None] = [*self.gemm, *self.attention, *self.memory, *self.collectives, *self.copies]
         parts += [*self.host, *self.contention, self.network, self.sustained, self.cores, self.host_optimizer]
+        parts.append(self.framework_host)
         named = [part.source for part in parts if part is not None]
         for source in [*named, *([self.allocator.source] if self.allocator.source else [])]:
             if source not in self.sources:

@@ -66,6 +66,8 @@ def fly(program: StepProgram, run: Run, profile: Profile, *, unfold: bool = Fals
 def _fly(program: StepProgram, run: Run, profile: Profile, unfold: bool, coarse: bool) -> Flight:
     synchronous = run.cluster.device == "cpu"
     profile = profile.for_kernels(run.plan.kernels)
+    if run.plan.implementation != "windtunnel":
+        profile = profile.of_a_framework()
     if synchronous:
         profile = profile.for_threads(run.cluster.threads_per_rank)
     colours = fold(program, run.cluster, unfold, synchronous)

@@ -115,7 +115,7 @@ def loop(path: Path, folder: Path, profile: Path) -> Flown:
 def calibrated_profile(folder: Path, fresh: bool) -> Path:
     """The profile of this machine in the demo's folder: measured now, in a process of its own, or copied from the
     cache."""
-    from calibration.profile import cpu_profile_path
+    from calibration.profile_paths import cpu_profile_path
 
     target, cached = folder / "profile.yaml", cpu_profile_path()
     if fresh or not cached.exists():

@@ -126,7 +126,8 @@ def network() -> Iterator[Finding]:
 
 def profile() -> Iterator[Finding]:
     """The measured profile of this machine's CPU: present, readable, and how old."""
-    from calibration.profile import cpu_profile_path, load_profile
+    from calibration.profile import load_profile
+    from calibration.profile_paths import cpu_profile_path
     from plan.errors import InputError
 
     path = cpu_profile_path()

@@ -9,7 +9,8 @@ import pytest
 from calibration import grid
 from calibration.calibrate import QUICK, calibrate
 from calibration.collectives import Geometry
-from calibration.profile import Profile, cpu_profile_path, load_profile
+from calibration.profile import Profile, load_profile
+from calibration.profile_paths import cpu_profile_path
 from plan.ops import OPERATORS, bytes_of
 from plan.program import KernelCall
 

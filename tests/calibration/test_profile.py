@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from calibration.collectives import Geometry
-from calibration.profile import Profile, load_profile, shipped_profiles
+from calibration.profile import Profile, load_profile
+from calibration.profile_paths import shipped_profiles
 from plan.errors import InputError
 from plan.ops import bytes_of
 from plan.program import KernelCall

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import yaml
 
-from calibration import fit_published, honesty, published
+from calibration import fit_framework_host, fit_published, honesty, published
 from calibration.collectives import Geometry
 from calibration.fit_sections import EAGER, H100_FP8, PCIE, TREE, ranges
 from calibration.frameworks import FRAMEWORKS
-from calibration.profile import load_profile, shipped_profiles
+from calibration.profile import load_profile
+from calibration.profile_paths import shipped_profiles
 from calibration.traffic import eager_table
 from plan import presets
 from plan.compile import compile_run
@@ -168,13 +169,36 @@ def test_a_framework_is_priced_by_its_own_launches_and_passes() -> None:
     act = KernelCall("swiglu_forward", (16384, 8192), "bf16")
     one_pass = profile.for_kernels("eager").kernel_s(KernelCall("add", (16384, 8192), "bf16"))  # 3 passes
     assert theirs.kernel_s(act) == pytest.approx(5 / 3 * one_pass, rel=0.02)
-    assert theirs.host_issue_s("F", [act]) - theirs.host_issue_s("F") == pytest.approx(2 * 6.6e-6)
+    launch_s = profile.file.framework_host.per_kernel_s  # type: ignore[union-attr]
+    assert theirs.host_issue_s("F", [act]) - theirs.host_issue_s("F") == pytest.approx(2 * launch_s)
     shape = (16384, 4096, 8192)
     apart, fused = (p.kernel_s(KernelCall("gemm", shape, "bf16", "tn+acc32")) for p in (theirs, profile))
     assert apart > fused
     assert theirs.for_kernels("eager") is theirs
     attention = KernelCall("attention_forward", (1, 32, 32, 4096, 64), "bf16", "flash")
     assert theirs.kernel_s(attention) == profile.kernel_s(attention)
+
+
+def test_the_host_of_a_framework_is_priced_by_gpt_fast_and_one_h200_machine() -> None:
+    """50 kernels a layer at 25.5 tokens/s of 32 layers are 24.5 µs each; recording a graph makes it 33."""
+    kernel_s, collective_s = fit_framework_host.measured()
+    assert kernel_s == pytest.approx((2729.2 / 63.6 + 4056.1 / 105.6) / 2 * 1e-6, rel=1e-3)
+    assert collective_s == pytest.approx((4213.0 - 2729.2) / 10 * 1e-6, rel=1e-3)
+    profile = load_profile("a100-80gb")
+    theirs = profile.of_a_framework()
+    add = KernelCall("add", (1024,), "bf16")
+    assert theirs.host_issue_s("F", [add]) == pytest.approx(1 / 25.5 / 32 / 50 * 1.36, rel=1e-3)
+    assert theirs.host_issue_s("AR") == pytest.approx(
+        theirs.host_issue_s("F", [add]) * collective_s / kernel_s, rel=1e-3
+    )
+    assert theirs.of_a_framework() is theirs
+    assert theirs.kernel_s(add) == profile.kernel_s(add)
+    eager = profile.for_kernels("eager")
+    norm = KernelCall("rmsnorm_forward", (1024, 1024), "bf16")
+    assert eager.of_a_framework().host_issue_s("F", [norm]) == pytest.approx(
+        9 * theirs.host_issue_s("F", [add]), rel=1e-3
+    )
+    assert theirs.scaled(3).host_issue_s("F", [add]) == pytest.approx(3 * theirs.host_issue_s("F", [add]))
 
 
 def test_a_framework_attends_by_the_kernel_that_it_calls() -> None:

@@ -85,6 +85,10 @@ class FakeProfile:
     def for_kernels(self, kernels: str) -> FakeProfile:
         return self
 
+    def of_a_framework(self) -> FakeProfile:
+        """Every host costs the same here."""
+        return self
+
     def for_threads(self, threads: int) -> FakeProfile:
         return self
 

@@ -51,7 +51,7 @@ def test_the_last_table_has_both_errors_and_fits_the_page() -> None:
 def test_a_cached_profile_is_copied_and_a_missing_one_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from calibration.profile import cpu_profile_path
+    from calibration.profile_paths import cpu_profile_path
 
     monkeypatch.setenv("WINDTUNNEL_CACHE", str(tmp_path / "cache"))
     cpu_profile_path().parent.mkdir(parents=True)

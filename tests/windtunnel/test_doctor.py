@@ -30,7 +30,7 @@ def test_what_a_forecast_needs_is_there(wt: Call) -> None:
 def test_a_missing_profile_is_a_note_and_a_damaged_one_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WINDTUNNEL_CACHE", str(tmp_path))
     assert states()["cpu profile"] == "note"
-    from calibration.profile import cpu_profile_path
+    from calibration.profile_paths import cpu_profile_path
 
     cpu_profile_path().parent.mkdir(parents=True)
     cpu_profile_path().write_text("name: cpu\ngemm: [{source: x}]\n")
