@@ -17,7 +17,7 @@ from torch.library import custom_op, triton_op, wrap_triton
 from kernels.direct import Launcher, direct
 from kernels.launch import KernelArgumentError
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter, type(None), bool, int, float)
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None), bool, int, float))
 _modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._functorch.peek_interpreter_stack
 
@@ -96,7 +96,7 @@ class Operator:
         self._straight = Straight
 
     def __call__(self, *arguments: Any) -> Any:
-        if listened() or any(a.__class__ not in _PLAIN for a in arguments):
+        if listened() or not _PLAIN.issuperset(map(type, arguments)):
             return self._overload(*arguments)
         if self._straight is not None and torch.is_grad_enabled():
             return self._straight.apply(*arguments)
