@@ -31,6 +31,7 @@ class Tiles(NamedTuple):
     words: int
     tiles: int
     warps: int
+    stages: int = 1  # tiles in flight
 
 
 STATISTICS = Tiles(rows=1024, words=8, tiles=32, warps=4)
@@ -53,7 +54,7 @@ def take_targets_kernel(logits_ptr, target_ptr, taken_ptr, stride, rows, vocab, 
 @triton.jit
 def columns_statistics_kernel(
     logits_ptr, max_ptr, sum_ptr, stride, rows, vocab,
-    TILES: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr,
+    TILES: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Program (row block, span): maximum and Σ exp(x − maximum). A column stays in one thread."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -61,7 +62,7 @@ def columns_statistics_kernel(
     live = row < rows
     m = tl.full([ROWS], -3.0e38, tl.float32)
     d = tl.zeros([ROWS], tl.float32)
-    for tile in range(TILES):
+    for tile in tl.range(TILES, num_stages=STAGES):
         word = (span * TILES + tile) * WORDS + tl.arange(0, WORDS)[:, None]
         inside = (word < vocab) & live[None, :]
         x = tl.load(logits_ptr + word * stride + row[None, :], mask=inside, other=float("-inf")).to(tl.float32)
@@ -112,14 +113,14 @@ def join_columns_kernel(
 @triton.jit
 def columns_gradient_kernel(
     logits_ptr, lse_ptr, factor_ptr, stride, rows, vocab, width,
-    TILES: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr,
+    TILES: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Program (row block, span): exp(x − lse)·factor over its logits; words from vocab on become 0."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = row < rows
     lse = tl.load(lse_ptr + row, mask=live, other=0.0)[None, :]
     factor = tl.load(factor_ptr + row, mask=live, other=0.0)[None, :]
-    for tile in range(TILES):
+    for tile in tl.range(TILES, num_stages=STAGES):
         word = (tl.program_id(1).to(tl.int64) * TILES + tile) * WORDS + tl.arange(0, WORDS)[:, None]
         place = logits_ptr + word * stride + row[None, :]
         inside = live[None, :] & (word < width)
@@ -185,7 +186,8 @@ def cross_entropy_columns(
 def _tiles(config: Tiles, rows: int) -> dict[str, int]:
     """Constants of a launch over `rows` columns."""
     columns = min(config.rows, max(16, next_power_of_2(rows)))
-    return {"TILES": config.tiles, "ROWS": columns, "WORDS": config.words, "num_warps": config.warps}
+    shape = {"TILES": config.tiles, "ROWS": columns, "WORDS": config.words, "STAGES": config.stages}
+    return {**shape, "num_warps": config.warps}
 
 
 def _reference(

@@ -169,7 +169,7 @@ def test_cross_entropy_of_columns(logits):  # rows come in lines of 16
 
     types = {"logits": logits, "target": "i64"}
     for kernel, tiles in ((c.columns_statistics_kernel, c.STATISTICS), (c.columns_gradient_kernel, c.GRADIENT)):
-        constants = {"TILES": tiles.tiles, "ROWS": tiles.rows, "WORDS": tiles.words}
+        constants = {"TILES": tiles.tiles, "ROWS": tiles.rows, "WORDS": tiles.words, "STAGES": tiles.stages}
         check(kernel, types, constants, tiles.warps, aligned=("rows",))
     once = {"ROWS": c.JOINED_ROWS}
     check(c.join_columns_kernel, types, once | {"HAS_WEIGHT": True, "SPANS": 16}, 2, aligned=("rows",), load_bytes=4)
