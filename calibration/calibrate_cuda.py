@@ -23,6 +23,7 @@ import torch
 import yaml
 
 from calibration import cuda_bench, cuda_comm, cuda_grid, fits, measured, schema, tables
+from calibration.host import GRAPH
 from calibration.microbench import KernelPoint
 from calibration.profile import kernel_class
 from calibration.profile_paths import profile_path
@@ -137,7 +138,10 @@ def _profile(path: Path, found: _Measured, borrowed: dict[str, Any]) -> dict[str
         "gemm": _with_forms(measured.gemm_sections(_of(shared, "gemm")), borrowed["gemm"]),
         "attention": measured.attention_sections(_of(shared, "attention")),
         "memory": [entry for kind in kinds for entry in _memory_sections(found, kind)],
-        "host": [{"source": measured.SOURCE, "kind": "*", "base_s": cuda_bench.issue_s(), "per_kernel_s": launch_s}],
+        "host": [
+            {"source": measured.SOURCE, "kind": "*", "base_s": cuda_bench.issue_s(), "per_kernel_s": launch_s},
+            {"source": measured.SOURCE, "kind": GRAPH, "base_s": 0.0, "per_kernel_s": cuda_bench.graph_node_s()},
+        ],
         "allocator": {"source": measured.SOURCE, "context_bytes": cuda_bench.context_bytes()},
     }
     data["gemm"] = [_with_issue(entry, ANY, found.issue_s[ANY]) for entry in data["gemm"]]

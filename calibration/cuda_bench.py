@@ -106,6 +106,39 @@ def issue_s(instructions: int = 2000) -> float:
     return took / instructions
 
 
+def graph_node_s(nodes: int = 4000) -> float:
+    """Host seconds a node to launch a graph like a step's: small kernels, two at a time on each of two streams that
+    wait for each other."""
+    device = require_gpu()
+    streams = [torch.cuda.Stream(device) for _ in range(2)]  # type: ignore[no-untyped-call]
+    home, tiny = torch.cuda.current_stream(device), torch.zeros(1, device=device)
+    graph = torch.cuda.CUDAGraph()
+    tiny.add_(1.0)  # a kernel's first launch loads it, which no capture allows
+    torch.cuda.synchronize(device)
+    switch(streams[0])
+    graph.capture_begin()
+    for index in range(nodes // 2):
+        stream, other = streams[index % 2], streams[(index + 1) % 2]
+        if index:
+            event = Event()
+            event.record(other)
+            event.wait(stream)
+            switch(stream)
+        tiny.add_(1.0)
+        tiny.add_(1.0)
+    streams[0].wait_stream(streams[1])
+    switch(streams[0])
+    graph.capture_end()
+    best = float("inf")
+    for _ in range(5):
+        begin = time.perf_counter()
+        graph.replay()
+        best = min(best, time.perf_counter() - begin)
+        torch.cuda.synchronize(device)
+    switch(home)
+    return best / nodes
+
+
 def switch(stream: Any) -> None:
     """Make `stream` the current one, as the executor does."""
     torch._C._cuda_setStream(

@@ -13,6 +13,7 @@ from calibration import schema
 
 COMMUNICATES = ("AG", "RS", "AR", "SEND", "RECV", "XCHG")
 COPIES = ("H2D", "D2H", "GATHER")
+GRAPH = "GRAPH"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,11 @@ class HostCosts:
         """(seconds an instruction, seconds a kernel) of an instruction kind, or of a class by its name."""
         found = self.kinds.get(kind) or self.kinds.get(_class(kind)) or self.kinds.get("*")
         return found or (0.0, 0.0)
+
+    @property
+    def per_node_s(self) -> float | None:
+        """Seconds a node of launching a captured step (`plan.cuda_graph`); None where it was not measured."""
+        return self.kinds[GRAPH][1] if GRAPH in self.kinds else None
 
     @property
     def per_kernel_s(self) -> float:

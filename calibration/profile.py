@@ -111,6 +111,17 @@ class Profile:
         base, per_kernel = self.host.instruction(kind)
         return (base + sum(self._call_issue_s(call, per_kernel) for call in body)) * self.time_factor
 
+    def replay_s(self, body: Sequence[KernelCall] = ()) -> float:
+        """Host time that an instruction adds to the launch of a graph it is captured in; 0 where none was measured
+        (`prices_graphs`)."""
+        nodes = max(1, sum(call.count for call in body))
+        return (self.host.per_node_s or 0.0) * nodes * self.time_factor
+
+    @property
+    def prices_graphs(self) -> bool:
+        """Whether the host's launch of a graph was measured."""
+        return self.host.per_node_s is not None
+
     def _call_issue_s(self, call: KernelCall, per_kernel_s: float) -> float:
         """Host seconds to issue a call: what its entry says of an execution, else the host's time for a kernel. On a
         framework's host a fused operator is one launch, and an eager one as many as ours."""

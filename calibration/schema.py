@@ -150,7 +150,8 @@ class HostOptimizerFile(_Sourced):
 
 
 class HostFile(_Sourced):
-    """Host time to issue one instruction: base + kernels x per_kernel. `kind: "*"` is the default."""
+    """Host time to issue one instruction: base + kernels x per_kernel. `kind: "*"` is the default; GRAPH is the launch
+    of a captured step, per_kernel for each of its nodes."""
 
     kind: str
     base_s: Time

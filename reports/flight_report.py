@@ -98,6 +98,11 @@ def _doubts(run: Run, profile: Profile, memory: Memory, hardware_tflops: float, 
     priced = profile.priced_as or ("eager" if run.cluster.device == "cpu" else run.plan.kernels)
     if run.plan.kernels != priced:
         found.append(f"plan.kernels {run.plan.kernels}: profile {profile.name} prices every operator as {priced}")
+    if run.plan.cuda_graph and not profile.prices_graphs:
+        found.append(
+            f"plan.cuda_graph: profile {profile.name} has no host time of kind GRAPH, so launching the graph costs the "
+            "host nothing here; `windtunnel calibrate --device cuda` measures it"
+        )
     if run.plan.kernels == "eager" and run.cluster.device != "cpu":
         found.append("plan.kernels eager: temporaries between an operator's kernels are not in the memory forecast")
     return found

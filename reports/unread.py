@@ -62,8 +62,6 @@ def unread(run: Run) -> tuple[str, ...]:
     plan, size_mb = run.plan, run.plan.communication.bucket_mb
     if plan.zero_stage >= 2 and size_mb != auto_bucket_mb(plan.data_parallel):
         found.append(f"plan.communication.bucket_mb {size_mb:g}: ZeRO-2 and ZeRO-3 reduce a layer at a time")
-    if plan.cuda_graph:
-        found.append("plan.cuda_graph true: the launch of the graph itself, which the host makes once a step")
     return tuple(found)
 
 

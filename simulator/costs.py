@@ -46,9 +46,9 @@ class Row(NamedTuple):
 
 
 def issue_s(profile: Profile, instruction: Instruction, graph: bool) -> float:
-    """Host time to issue an instruction: none where it is replayed as part of a `graph`."""
+    """Host time to issue an instruction, or its part of the launch of a `graph` that replays it."""
     if graph and not instruction.needs_host:
-        return 0.0
+        return profile.replay_s(instruction.body)
     return profile.host_issue_s(instruction.kind, instruction.body)
 
 

@@ -59,6 +59,7 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         cuda_bench, "issue_costs", lambda calls, kernels: {call.op: 1e-6 * SLOW[kernels] for call in calls}
     )
     monkeypatch.setattr(cuda_bench, "issue_s", lambda: 2e-6)
+    monkeypatch.setattr(cuda_bench, "graph_node_s", lambda: 5e-7)
     monkeypatch.setattr(cuda_bench, "context_bytes", lambda: 2**29)
     device = {
         "versions": {}, "machine": {"gpu": "pretended", "units": 132}, "probe": {"launch_s": 7e-6},
@@ -77,6 +78,9 @@ def test_a_gpu_is_measured_under_each_kind_of_kernels(a_gpu: None, tmp_path: Pat
     norm = KernelCall("rmsnorm_forward", (8192, 4096), "bf16")
     assert eager.kernel_s(norm) == pytest.approx(4.0 * fused.kernel_s(norm), rel=1e-3)
     assert eager.host_issue_s("F", [norm]) - fused.host_issue_s("F", [norm]) == pytest.approx(3e-6)
+    assert fused.replay_s([norm, norm]) == 2 * fused.replay_s() == 1e-6
+    assert not load_profile("h200-published").prices_graphs
+    assert load_profile("h200-published").replay_s([norm]) == 0.0
     shared = KernelCall("embedding_forward", (8192, 2048, 128_256), "bf16")
     assert eager.kernel_s(shared) == fused.kernel_s(shared)
     assert profile.for_kernels("compiled").priced_as == "triton"

@@ -49,11 +49,6 @@ def test_network_cards_matter_once_messages_leave_the_node() -> None:
     assert said(nodes=2, nics={"count": 4, "bandwidth_gb_s": 25, "latency_us": 9}) == ()
 
 
-def test_the_launch_of_a_graph_is_not_priced() -> None:
-    found = unread(load({"model": MODEL, "cluster": "dgx-h100", "plan": {"cuda_graph": True}}))
-    assert found == ("plan.cuda_graph true: the launch of the graph itself, which the host makes once a step",)
-
-
 def test_buckets_of_a_partitioned_plan_are_its_layers() -> None:
     plan = {"data_parallel": 2, "global_batch_size": 4, "zero_stage": 3, "communication": {"bucket_mb": 50}}
     assert unread(load({"model": MODEL, "cluster": "cpu", "plan": plan})) == (

@@ -30,6 +30,7 @@ class FakeProfile:
     launch_s: float = 2e-6
     issue_s: float = 5e-6
     wake_s: float = 0.0
+    replayed_s: float = 0.0
     alpha_s: float = 3e-6
     bus_bytes_per_s: float = 2e11
     nic_bytes_per_s: float = 2e10
@@ -50,6 +51,9 @@ class FakeProfile:
     def host_issue_s(self, kind: str, body: Sequence[KernelCall] = ()) -> float:
         launches = 1 + sum(call.count for call in body)
         return (self.wake_s if kind == "wake" else self.issue_s * launches) * self.factor
+
+    def replay_s(self, body: Sequence[KernelCall] = ()) -> float:
+        return self.replayed_s * max(1, sum(call.count for call in body)) * self.factor
 
     def collective(self, op: str, bytes_: int, dtype: str, geometry: Geometry, algorithm: str = "auto") -> CommCost:
         n = geometry.ranks

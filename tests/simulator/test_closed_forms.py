@@ -113,7 +113,8 @@ def test_three_times_every_time_is_three_times_the_step(issue_s: float) -> None:
 
 
 def test_a_graph_costs_the_host_what_it_cannot_hold() -> None:
-    """The optimizer and the reading of the loss are issued as ever; a step that its host limits is freed."""
+    """The optimizer and the reading of the loss are issued as ever; a step that its host limits is freed. What
+    launching the graph takes for each node is paid."""
     program, run = small(PLAN, hidden=2048)
     graphed = replace(run, plan=replace(run.plan, cuda_graph=True))
     profile, free = FakeProfile(issue_s=1e-4), fly(program, run, FakeProfile(issue_s=0.0))
@@ -125,6 +126,7 @@ def test_a_graph_costs_the_host_what_it_cannot_hold() -> None:
     assert free.step_time_s <= step_s <= free.step_time_s + issued_s
     assert fly(program, graphed, profile, coarse=False).step_time_s == step_s
     assert fly(program, run, profile).step_time_s > 2 * step_s
+    assert fly(program, graphed, replace(profile, replayed_s=1e-4)).step_time_s > 2 * step_s
 
 
 def test_a_profile_of_zeros_gives_a_step_of_zero() -> None:

@@ -71,6 +71,17 @@ def test_kernels_that_the_profile_does_not_price_are_named(forecast: Call) -> No
     assert not any("plan.kernels" in text for text in forecast("--json").json["warnings"])
 
 
+def test_a_graph_that_the_profile_does_not_price_is_named(run_file: Call, wt: Call) -> None:
+    """Where launching one was not measured, it costs nothing, and the step says so."""
+    on = ["--profile", "h200-published", "--set", "cluster={preset: dgx-h200, gpus: 2}", "--json"]
+    said = "plan.cuda_graph: profile h200-published has no host time of kind GRAPH"
+    graphed = wt("forecast", run_file(), *on, "--set", "plan.cuda_graph=true").json
+    plain = wt("forecast", run_file(), *on).json
+    assert any(said in text for text in graphed["warnings"])
+    assert not any("cuda_graph" in text for text in plain["warnings"])
+    assert graphed["program_hash"] == plain["program_hash"]
+
+
 def test_recompute_counts_in_hfu_and_not_in_mfu(forecast: Call) -> None:
     found = forecast("--json", plan={"recompute": "full"}).json
     assert found["hfu"] > found["mfu"]
