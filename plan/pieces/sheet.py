@@ -94,27 +94,24 @@ def norm_backward(sheet: Sheet, piece: str, base: str, suffix: str, names: tuple
 
 def reduce_forward(sheet: Sheet, piece: str, z: str) -> str:
     """The sum over tensor-parallel ranks that follows a row-parallel product."""
-    e = sheet.e
-    if e.tp == 1:
-        return z
-    if not e.sequence_parallel:
-        sheet.move("F", "AR", piece, z, z)
-        return z
-    reduced = sheet.gathered(f"{z}r", e.local_tokens, e.hidden)
-    sheet.move("F", "RS", piece, z, reduced)
-    return reduced
+    return _reduce(sheet, "F", piece, z)
 
 
 def reduce_backward(sheet: Sheet, piece: str, dy: str) -> str:
     """The sum of the input gradient over tensor-parallel ranks; it runs beside the weight gradients."""
+    return _reduce(sheet, "B", piece, dy)
+
+
+def _reduce(sheet: Sheet, phase: Phase, piece: str, name: str) -> str:
+    """Summed in place, or under sequence parallelism each rank's rows of the sum; returns the name of the sum."""
     e = sheet.e
     if e.tp == 1:
-        return dy
+        return name
     if not e.sequence_parallel:
-        sheet.move("B", "AR", piece, dy, dy)
-        return dy
-    reduced = sheet.gathered(f"{dy}r", e.local_tokens, e.hidden)
-    sheet.move("B", "RS", piece, dy, reduced)
+        sheet.move(phase, "AR", piece, name, name)
+        return name
+    reduced = sheet.gathered(f"{name}r", e.local_tokens, e.hidden)
+    sheet.move(phase, "RS", piece, name, reduced)
     return reduced
 
 

@@ -43,3 +43,6 @@ Var = Annotated[
     list[str],
     typer.Option("--var", metavar="NAME=VALUE", help="Define a shell variable of a launch script.", show_default=False),
 ]
+Output = Annotated[
+    str, typer.Option("--output", "-o", metavar="FILE", help="Write there, not to stdout.", show_default=False)
+]

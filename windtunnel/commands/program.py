@@ -37,9 +37,7 @@ def import_(
     nodes: o.Nodes = None,
     model: o.Model = "",
     var: o.Var = [],  # noqa: B006
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="Write there, not to stdout.", show_default=False)
-    ] = "",
+    output: o.Output = "",
     as_json: o.Json = False,
 ) -> int:
     """Print the run file that a Megatron script, DeepSpeed JSON or config.json means."""
@@ -63,9 +61,7 @@ def export(
     nodes: o.Nodes = None,
     model: o.Model = "",
     var: o.Var = [],  # noqa: B006
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="Write there, not to stdout.", show_default=False)
-    ] = "",
+    output: o.Output = "",
     as_json: o.Json = False,
 ) -> int:
     """Print the launch script that starts this run under another framework; what it cannot say is refused."""
