@@ -4,12 +4,14 @@ YAML 1.1 reads eight, ninety and a date."""
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 
 from plan.errors import InputError
+from plan.nearest import kind_of
 
+MAXIMUM_BYTES = 64 << 20
 MAXIMUM_NODES = 1_000_000  # with aliases written out; profiles have some ten thousand
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -38,17 +40,27 @@ _Loader.add_implicit_resolver(
 def text_of(path: Path) -> str:
     """A file's text. Raises InputError when it is missing, a folder, unreadable or not UTF-8."""
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as stream:
+            return text_in(stream, str(path))
     except FileNotFoundError:
         near = sorted(p.name for p in path.parent.glob(f"*{path.suffix}"))[:8] if path.parent.is_dir() else []
         hint = f"; {path.parent} holds {', '.join(near)}" if near else ""
         raise InputError(f"{path} does not exist{hint}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not text: byte {error.start} is not UTF-8") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:  # a null byte in the name
         raise InputError(f"{str(path)!r} is no file name: {error}") from None
+
+
+def text_in(stream: BinaryIO, where: str) -> str:
+    """A stream's text, with line ends as \\n. Raises InputError when it is not UTF-8, or endless (`/dev/zero`)."""
+    content = stream.read(MAXIMUM_BYTES + 1)
+    if len(content) > MAXIMUM_BYTES:
+        raise InputError(f"{where} is larger than {MAXIMUM_BYTES >> 20} MiB, more than any file read here")
+    try:
+        return content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where} is not text: byte {error.start} is not UTF-8") from None
 
 
 def parse_yaml(text: str, where: str) -> Any:
@@ -80,7 +92,7 @@ def mapping_from_yaml(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} is empty; a run file needs the sections model, cluster and plan")
     if not isinstance(value, dict):
         raise InputError(
-            f"{path} holds a {type(value).__name__}; a run file is a mapping with the sections model, cluster and plan"
+            f"{path} holds {kind_of(value)}; a run file is a mapping with the sections model, cluster and plan"
         )
     return value
 
@@ -126,4 +138,6 @@ def _written_out(node: yaml.Node, sizes: dict[int, int]) -> int:
 def _place(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or str(error)
+    if problem.startswith("but "):  # the second half of a sentence
+        problem = f"{getattr(error, 'context', None) or ''} {problem}".strip()
     return f"{problem} (line {mark.line + 1}, column {mark.column + 1})" if mark else problem

@@ -28,6 +28,16 @@ def shown(value: object) -> str:
     return repr(value)
 
 
+def kind_of(value: object) -> str:
+    """What a value is, in the words of a file and not of Python: text, a list, null."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true or false"
+    kinds: dict[type, str] = {str: "text", list: "a list", dict: "a mapping", int: "a number", float: "a number"}
+    return kinds.get(type(value), f"a {type(value).__name__}")
+
+
 def divisors(*numbers: int) -> list[int]:
     """Every whole number that divides all of `numbers`, ascending. Takes √ of their greatest common divisor steps."""
     common = gcd(*numbers)

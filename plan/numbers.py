@@ -8,6 +8,8 @@ the only place that knows units. Every function raises ValueError with a sentenc
 import math
 import re
 
+from plan.nearest import shown
+
 _NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][+-]?\d+)?")
 
 BYTES: dict[str, float] = {
@@ -61,7 +63,7 @@ def number(value: object) -> float:
         plain = text.replace("_", "")
         value = int(plain) if re.fullmatch(r"[+-]?\d+", plain) else float(plain)
     if not isinstance(value, int | float):
-        raise ValueError(f"{value!r} is not a number")
+        raise ValueError(f"{shown(value)} is not a number")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value} is not a finite number")
     return value

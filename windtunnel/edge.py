@@ -79,7 +79,8 @@ def report_usage(error: Exception, arguments: Sequence[str], commands: Container
     if message is None:
         return _fault(error, "--json" in arguments)
     command = f"{arguments[0]} " if arguments and arguments[0] in commands else ""
-    report([f"{message()} (windtunnel {command}--help says what there is)"], "--json" in arguments)
+    said = message().replace("Value error, ", "")  # how pydantic, inside typer, begins
+    report([f"{said} (windtunnel {command}--help says what there is)"], "--json" in arguments)
     return int(getattr(error, "exit_code", 2))
 
 

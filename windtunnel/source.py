@@ -125,13 +125,9 @@ def _with_remedy(problem: str) -> str:
 
 
 def _from_stdin() -> dict[str, Any]:
-    from plan.files import parse_yaml
+    from plan.files import parse_yaml, text_in
 
-    try:
-        text = sys.stdin.read()
-    except UnicodeDecodeError as error:
-        raise InputError(f"standard input is not text: byte {error.start} is not UTF-8") from None
-    value = parse_yaml(text, "standard input")
+    value = parse_yaml(text_in(sys.stdin.buffer, "standard input"), "standard input")
     if not isinstance(value, dict):
         raise InputError("standard input holds no run file: a mapping with the sections model, cluster and plan")
     return value

@@ -139,9 +139,7 @@ def _torchtitan(
         length = run["model"].get("seq_length")
         run["model"] = megatron.model_of(request.model, ledger) | ({"seq_length": length} if length else {})
     elif not run["model"]:
-        named = torchtitan.flatten(content)
-        shown = f"{named.get('model.name')!r} flavor {named.get('model.flavor')!r}"
-        ledger.problem(f"torchtitan model {shown} is not known here; add --model PRESET")
+        ledger.problem(torchtitan.unknown_model(torchtitan.flatten(content)))
     return run | ({"cluster": cluster} if cluster else {})
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from plan.importers import flags
 from plan.importers.flag_ranges import RANGES
+from plan.importers.flag_words import WORDS
 from plan.importers.ledger import Ledger
 from plan.shell.expand import Expander
 
@@ -97,7 +98,8 @@ class Arguments:
             else:
                 self.ledger.problem(sentence)
             return default
-        return value
+        words = WORDS.get(flag)
+        return value if words is None else self.ledger.choice(value, self.old.get(flag, flag), words) or default
 
     def file(self, flag: str, written: Container[str]) -> str | None:
         """The value of a flag that names a file; a name not fully known serves when the script wrote that file."""

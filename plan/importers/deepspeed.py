@@ -96,18 +96,14 @@ def _known(config: Mapping[str, Any], section: str, ledger: Ledger) -> dict[str,
             and not (path == "zero_optimization" and isinstance(value, bool))
         ):
             if value is not None:
-                ledger.problem(f'{path} is {shown(value)}, but must be an object such as {{"{_first(path)}": ...}}')
+                example = keys.FIRST.get(path, "enabled")
+                ledger.problem(f'{path} is {shown(value)}, but must be an object such as {{"{example}": ...}}')
             continue
         if known is not None and key not in known:
             ledger.unknown(key, known, "DeepSpeed key", inside=section)
             continue
         result[key] = _known(value, path, ledger) if isinstance(value, Mapping) else value
     return result
-
-
-def _first(path: str) -> str:
-    """A key that an object is known by, for messages."""
-    return {"zero_optimization": "stage", "optimizer": "type", "scheduler": "type"}.get(path, "enabled")
 
 
 def _resolve_auto(config: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
@@ -206,6 +202,8 @@ def _precision(config: dict[str, Any], setting: Setting, ledger: Ledger) -> dict
             ledger.note(f"fp16.loss_scale {scale:g} is static{remark}")
     found: dict[str, Any] = {"precision": on[0]}
     wide = config.get("data_types", {}).get("grad_accum_dtype")
+    if wide is not None:
+        wide = ledger.choice(wide, "data_types.grad_accum_dtype", keys.ACCUMULATION)
     if not setting.script:
         found["gradient_dtype"] = wide or on[0]
     return found

@@ -92,6 +92,23 @@ OBJECTS = frozenset(
 )
 """Keys whose value must be an object."""
 
+FIRST = {
+    "zero_optimization": "stage",
+    "zero_optimization.offload_optimizer": "device",
+    "zero_optimization.offload_param": "device",
+    "optimizer": "type",
+    "optimizer.params": "lr",
+    "scheduler": "type",
+    "scheduler.params": "warmup_num_steps",
+    "activation_checkpointing": "partition_activations",
+    "data_types": "grad_accum_dtype",
+}
+"""A key that an object is known by, for messages (`enabled` for the others)."""
+
+DEVICES = ("none", "cpu", "nvme")
+ACCUMULATION = ("fp32", "fp16", "bf16")
+"""The words of `offload_*.device` and of `data_types.grad_accum_dtype`."""
+
 OPENED = OBJECTS
 """Sections whose keys are spoken of one by one."""
 

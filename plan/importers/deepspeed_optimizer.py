@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 from plan.importers.ledger import Ledger
+from plan.nearest import shown
 
 Semantics = Literal["current", "before-2026"]
 CLIPPING: dict[str, float] = {"current": 1.0, "before-2026": 0.0}
@@ -14,7 +15,7 @@ def optimizer_section(config: dict[str, Any], plan: dict[str, Any], ledger: Ledg
     section = config.get("optimizer")
     found: dict[str, Any] = {}
     if section:
-        kind, values = str(section.get("type", "AdamW")), section.get("params") or {}
+        kind, values = _type(section, "optimizer", "AdamW", ledger), section.get("params") or {}
         if kind.lower() == "onebitadam":
             plan["gradient_compression"] = "onebit-adam"
             if plan["zero_stage"] > 0:
@@ -29,17 +30,31 @@ def optimizer_section(config: dict[str, Any], plan: dict[str, Any], ledger: Ledg
             for name, key in (("lr", "lr"), ("eps", "eps"), ("weight_decay", "weight_decay"))
             if key in values
         }
-        if isinstance(values.get("betas"), list):
-            found["betas"] = [
-                ledger.number(beta, "optimizer.params.betas", least=0, below=1) for beta in values["betas"]
-            ]
+        if "betas" in values:
+            found |= _betas(values["betas"], ledger)
     return found | _schedule(config.get("scheduler"), ledger)
+
+
+def _type(section: dict[str, Any], name: str, usual: str, ledger: Ledger) -> str:
+    """The `type` of an optimizer or a scheduler: a name."""
+    given = section.get("type", usual)
+    if isinstance(given, str):
+        return given
+    ledger.problem(f"{name}.type is {shown(given)}, but must be a name such as {usual!r}")
+    return usual
+
+
+def _betas(given: object, ledger: Ledger) -> dict[str, Any]:
+    if not isinstance(given, list) or len(given) != 2:
+        ledger.problem(f"optimizer.params.betas is {shown(given)}, but must be two numbers such as [0.9, 0.95]")
+        return {}
+    return {"betas": [ledger.number(beta, "optimizer.params.betas", least=0, below=1) for beta in given]}
 
 
 def _schedule(section: dict[str, Any] | None, ledger: Ledger) -> dict[str, Any]:
     if not section:
         return {}
-    kind, values = str(section.get("type")), section.get("params") or {}
+    kind, values = _type(section, "scheduler", "WarmupLR", ledger), section.get("params") or {}
     if kind not in SCHEDULES:
         ledger.warn(
             f"the scheduler {kind} is not translated: it changes the loss, not the step time; a constant rate is taken"

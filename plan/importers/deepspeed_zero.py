@@ -78,16 +78,22 @@ def _offload(section: dict[str, Any], stage: int, ledger: Ledger) -> dict[str, A
     found: dict[str, Any] = {}
     optimizer, parameters = section.get("offload_optimizer") or {}, section.get("offload_param") or {}
     ratio = ledger.number(optimizer.get("ratio", 1), "zero_optimization.offload_optimizer.ratio", least=0, most=1)
-    device = optimizer.get("device", "cpu" if optimizer else "none")
+    device = _device(optimizer, "offload_optimizer", ledger)
     if device != "none" and stage == 0:
         ledger.warn("offload_optimizer has no effect at stage 0; ZeRO must be on")
     elif device != "none":
         found["optimizer"] = device
         if "ratio" in optimizer:
             found["fraction"] = ratio
-    device = parameters.get("device", "cpu" if parameters else "none")
+    device = _device(parameters, "offload_param", ledger)
     if device != "none" and stage < 3:
         ledger.warn(f"offload_param {device} has no effect at stage {stage}: parameters are offloaded at stage 3 only")
     elif device != "none":
         found["parameters"] = device
     return {"offload": found} if found else {}
+
+
+def _device(section: dict[str, Any], name: str, ledger: Ledger) -> str:
+    """Where a section offloads to; DeepSpeed's default is the host."""
+    given = section.get("device", "cpu" if section else "none")
+    return "none" if given is None else ledger.choice(given, f"zero_optimization.{name}.device", keys.DEVICES) or "none"

@@ -1,7 +1,6 @@
 """Which format a file is in, from its content first and its name second."""
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,6 +8,7 @@ from plan.errors import InputError
 from plan.files import parse_yaml, text_of
 from plan.importers import deepspeed, huggingface, neox, torchtitan
 from plan.importers.relaxed import read_json
+from plan.nearest import kind_of
 
 Format = Literal["run", "megatron", "deepspeed", "torchtitan", "huggingface", "neox"]
 ACCEPTED = (
@@ -41,10 +41,7 @@ def classify(text: str, path: Path) -> tuple[Format, Any]:
 
 
 def _toml(text: str, path: Path) -> dict[str, Any]:
-    try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path} is not TOML: {error}") from None
+    tables = torchtitan.read(text, str(path))
     if not torchtitan.is_torchtitan(tables):
         raise InputError(
             f"{path} has none of torchtitan's tables ([model], [training], [parallelism]); give {ACCEPTED}"
@@ -62,14 +59,14 @@ def _json(value: dict[str, Any], path: Path) -> tuple[Format, Any]:
     if deepspeed.is_deepspeed(value):
         return "deepspeed", value
     raise InputError(
-        f"{path} is JSON, but neither a DeepSpeed configuration nor a Hugging Face config.json (keys:"
-        f" {', '.join(list(value)[:6])}); give {ACCEPTED}"
+        f"{path} is JSON, but neither a DeepSpeed configuration nor a Hugging Face config.json"
+        f" ({'keys: ' + ', '.join(list(value)[:6]) if value else 'it is empty'}); give {ACCEPTED}"
     )
 
 
 def _yaml(value: Any, path: Path) -> tuple[Format, Any]:
     if not isinstance(value, dict):
-        raise InputError(f"{path} holds a {type(value).__name__}; give {ACCEPTED}")
+        raise InputError(f"{path} holds {kind_of(value)}; give {ACCEPTED}")
     if neox.is_neox(value):
         return "neox", value
     if isinstance(value.get("deepspeed"), dict) and deepspeed.is_deepspeed(value["deepspeed"]):

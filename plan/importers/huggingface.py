@@ -19,7 +19,7 @@ from plan.importers.huggingface_rope import rope
 from plan.importers.huggingface_values import ALIASES, first, flag, list_of, name_of, rate, whole
 from plan.importers.ledger import Ledger
 from plan.importers.relaxed import read_json
-from plan.nearest import shown
+from plan.nearest import nearest_name, shown
 
 LANGUAGE_PARTS = ("text_config", "llm_config", "language_config", "language_model")
 GATED = frozenset(
@@ -117,7 +117,9 @@ def language_part(config: Mapping[str, Any], ledger: Ledger) -> Mapping[str, Any
 def _family(kind: str, config: Mapping[str, Any], model: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     own = {"gpt2": _gpt2, "bloom": _bloom, "gpt_neox": _neox}
     if kind not in GATED | MIXTURES | own.keys():  # it may cap logits or add norms: never read as its nearest relative
-        ledger.not_yet(f"model_type {kind!r}", f"{', '.join(sorted(GATED))}, gpt2, gpt_neox or bloom")
+        near = nearest_name(kind, [*GATED, *own], cutoff=0.7)
+        known = f"{', '.join(sorted(GATED))}, gpt2, gpt_neox or bloom"
+        ledger.not_yet(f"model_type {kind!r}", f"{near} (of {known})" if near else known)
         return _llama(kind, config, ledger)
     keys.check(config, ledger)
     return own[kind](config, model, ledger) if kind in own else _llama(kind, config, ledger)

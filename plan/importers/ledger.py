@@ -9,7 +9,7 @@ sentences; `refuse()` raises the problems together as one `InputError`.
     ledger.unknown("gradient_clipp1ng", KNOWN_KEYS, "DeepSpeed key")
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from plan import numbers
@@ -130,6 +130,15 @@ class Ledger:
         if word in FALSE_WORDS:
             return False
         self.problem(f"{where} is {shown(value)}, but must be true or false")
+        return None
+
+    def choice(self, value: object, where: str, known: Sequence[str]) -> str | None:
+        """Read one of the words that are `known`; None and a problem with the nearest of them otherwise."""
+        if isinstance(value, str) and value in known:
+            return value
+        near = nearest_name(value, known) if isinstance(value, str) else None
+        hint = f"; the nearest is {near!r}" if near else ""
+        self.problem(f"{where} is {shown(value)}; it must be one of {', '.join(known)}{hint}")
         return None
 
 

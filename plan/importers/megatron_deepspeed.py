@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from plan.files import text_of
 from plan.importers import deepspeed, partitioned
 from plan.importers.arguments import Arguments
 from plan.importers.deepspeed_optimizer import Semantics
@@ -107,7 +108,7 @@ def _config(script: Script, name: str | None, folder: Path, ledger: Ledger) -> d
         return deepspeed.read(text, shown)
     for path in (folder / shown, folder / Path(shown).name):
         if path.is_file():
-            return deepspeed.read(path.read_text(encoding="utf-8"), shown)
+            return deepspeed.read(text_of(path), shown)
     ledger.warn(
         f"{shown} is neither written by the script nor beside it: ZeRO settings come from the flags only, and without"
         " --zero-stage that is stage 1"

@@ -132,8 +132,6 @@ def _recompute(a: Arguments, tensor: int | None, ledger: Ledger) -> dict[str, An
     for flag, kinds in RECOMPUTE_OPTIONS.items():
         if granularity not in kinds:
             a.idle(flag, f"without --recompute-granularity {' or '.join(kinds)}")
-    if granularity not in (None, "full", "selective"):
-        ledger.problem(f"--recompute-granularity is {granularity}; it must be full or selective")
     if granularity == "full":
         if method is None:
             ledger.note("--recompute-granularity full without --recompute-method: uniform is taken")
@@ -167,7 +165,7 @@ def _precision(a: Arguments, ledger: Ledger) -> dict[str, Any]:
     precision = half[0] if half else "fp32"
     if not half:
         ledger.note("neither --bf16 nor --fp16 is given: Megatron trains in fp32")
-    if a.has("--fp8-format") or a.has("--fp8-hybrid") or a.has("--fp8-e4m3"):
+    if a.text("--fp8-format") or a.has("--fp8-hybrid") or a.has("--fp8-e4m3"):
         precision = "fp8"
     if a.has("--fp4-format"):
         ledger.not_yet("fp4 training (--fp4-format)", "--bf16")

@@ -1,6 +1,6 @@
 """GPT-NeoX configurations: YAML whose keys are DeepSpeed's plus the model's, with '-' or '_' between words.
 
-translate(yaml_mapping, Setting(...), ledger)  ->  {"model": ..., "plan": ..., "optimizer": ...}
+translate(yaml_mapping, Setting(...), world, ledger)  ->  {"model": ..., "plan": ..., "optimizer": ...}
 """
 
 from collections.abc import Mapping
@@ -8,29 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from plan.importers import deepspeed, deepspeed_keys
+from plan.importers import neox_keys as known
 from plan.importers.ledger import Ledger
+from plan.importers.neox_model import Values, model_section
 from plan.nearest import shown
 
-READ = frozenset(
-    """pipe_parallel_size model_parallel_size num_layers hidden_size num_attention_heads num_kv_heads seq_length
-    max_position_embeddings pos_emb rotary_pct rotary_emb_base no_weight_tying gpt_j_residual gpt_j_tied norm
-    layernorm_epsilon rms_norm_epsilon activation intermediate_size use_bias_in_norms use_bias_in_attn_linear
-    use_bias_in_mlp hidden_dropout attention_dropout make_vocab_size_divisible_by vocab_size checkpoint_activations
-    checkpoint_num_layers partition_activations train_iters lr_decay_iters lr_decay_style warmup min_lr
-    checkpoint_factor save_interval precision weight_decay synchronize_each_layer attention_config sparsity_config
-    init_method output_layer_init_method sequence_parallel tokenizer_type
-    num_experts mlp_type seed eval_interval""".split()
-)
-NO_EFFECT = frozenset(
-    """data_path train_data_paths valid_data_paths test_data_paths data_impl split vocab_file merge_file save load
-    log_interval eval_iters num_workers distributed_backend tensorboard_dir log_dir use_wandb wandb_project wandb_team
-    wandb_group wandb_host keep_last_n_checkpoints steps_per_print wall_clock_breakdown launcher deepspeed_mpi hostfile
-    include exclude num_gpus num_nodes scaled_upper_triang_masked_softmax_fusion bias_gelu_fusion rope_fusion
-    checkpoint_validation_with_forward_pass finetune
-    attention_softmax_in_fp32 extra_save_iters s3_path log_grad_norm""".split()
-)
-DEFAULT_VOCABULARY = 50257
-POSITIONS = ("learned", "rotary", "alibi")
+MAXIMUM_LAYERS = 10_000
 
 
 def is_neox(config: Mapping[str, Any]) -> bool:
@@ -46,30 +29,26 @@ def translate(
 ) -> dict[str, Any]:
     """The run of a configuration; `world` is the number of GPUs, if known."""
     keys = _one_spelling(config, ledger)
-    degrees = (
-        ledger.integer(keys.get("model_parallel_size", 1), "model_parallel_size", least=1),
-        ledger.integer(keys.get("pipe_parallel_size", 1), "pipe_parallel_size", least=0),  # 0: without the engine
-    )
+    values = Values(keys, ledger)
+    degrees = (values.whole("model_parallel_size", 1), values.whole("pipe_parallel_size", 1, least=0))  # 0: no engine
     tensor, pipeline = (degree or 1 for degree in degrees)
     share = None if None in degrees else tensor * pipeline
     ranks = world // share if world and share and world % share == 0 else None
     if ranks:
         ledger.note(f"data_parallel {ranks} = {world} GPUs / (TP{tensor} × PP{pipeline})")
     setting = replace(setting, ranks=ranks, wrong=share is None, tensor_parallel=tensor, pipeline_parallel=pipeline)
-    json_part = {
-        key: value for key, value in keys.items() if key in deepspeed_keys.TOP or key in deepspeed_keys.RENAMED
-    }
-    run = deepspeed.translate(json_part, setting, ledger)
+    run = deepspeed.translate(_json_part(values), setting, ledger)
     plan = run["plan"] | {"tensor_parallel": tensor, "pipeline_parallel": pipeline}
-    if keys.get("checkpoint_activations"):
-        plan["recompute"] = "full"
-    if keys.get("partition_activations") and tensor > 1 and plan.get("recompute") == "full":
-        plan["partition_activations"] = True
+    plan |= _activations(values, tensor)
+    if values.switch("sequence_parallel"):
+        _sequence_parallel(plan, tensor, ledger)
     if plan["zero_stage"] <= 1:
         plan.pop("gradient_dtype", None)  # the engine's own: fp32 beside bf16, fp16 beside fp16
         ledger.note("GPT-NeoX is DeepSpeed's engine around Megatron's layers: implementation deepspeed")
-    run |= {"plan": plan, "model": _model(keys, ledger)}
-    _training(keys, run, ledger)
+    model = model_section(keys, ledger)
+    plan["attention"] = _attention(values, model, ledger)
+    run |= {"plan": plan, "model": model}
+    _training(values, run, ledger)
     _account(keys, ledger)
     return run
 
@@ -84,67 +63,122 @@ def _one_spelling(config: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     return keys
 
 
-def _not_forecast(keys: Mapping[str, Any], positions: str, activation: str, ledger: Ledger) -> None:
-    """What GPT-NeoX can do to a layer and the forecast cannot yet."""
-    if positions not in POSITIONS:
-        ledger.not_yet(f"pos_emb {positions}", "rotary, learned or alibi")
-    part = ledger.number(keys.get("rotary_pct", 1.0), "rotary_pct")
-    if positions == "rotary" and part != 1.0:
-        ledger.not_yet(f"rotary embeddings on {part} of the head (rotary_pct)", "rotary_pct 1")
-    if keys.get("gpt_j_residual"):
-        ledger.not_yet("attention and MLP in parallel (gpt_j_residual)", "gpt_j_residual false")
-    experts = ledger.integer(keys["num_experts"], "num_experts", least=0) if "num_experts" in keys else 1
-    if (experts or 1) > 1:
-        ledger.not_yet(f"mixture of experts (num_experts {keys['num_experts']})", "num_experts 1")
-    if activation not in ("gelu", "swiglu"):
-        ledger.not_yet(f"activation {activation}", "gelu or swiglu")
-
-
-def _model(keys: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
-    def whole(key: str, default: int | None = None, least: int = 1) -> int | None:
-        return ledger.integer(keys[key], key, least) if key in keys else default
-
-    needed = {key: whole(key) for key in ("num_layers", "hidden_size", "num_attention_heads", "seq_length")}
-    for key, value in needed.items():
-        if value is None and key not in keys:
-            ledger.problem(f"the GPT-NeoX configuration has no {key}")
-    positions = str(keys.get("pos_emb", "rotary" if "rotary_pct" in keys else "learned"))
-    activation = str(keys.get("activation", "gelu"))
-    _not_forecast(keys, positions, activation, ledger)
-    vocabulary = whole("vocab_size")
-    if "vocab_size" not in keys:
-        vocabulary = DEFAULT_VOCABULARY
-        ledger.warn(f"vocab_size is not given: {vocabulary} (GPT-2's) is assumed; set model.vocab")
-    model: dict[str, Any] = {
-        "layers": needed["num_layers"],
-        "hidden": needed["hidden_size"],
-        "heads": needed["num_attention_heads"],
-        "seq_length": needed["seq_length"],
-        "vocab": vocabulary,
-        "vocab_multiple": whole("make_vocab_size_divisible_by", 128),
-        "positions": positions if positions in POSITIONS else "rotary",
-        "activation": "swiglu" if activation == "swiglu" else "gelu",
-        "norm": "rmsnorm" if str(keys.get("norm", "layernorm")) == "rmsnorm" else "layernorm",
-        "tied_embeddings": not keys.get("no_weight_tying", False),
-        "dropout": ledger.number(keys.get("hidden_dropout", 0.0), "hidden_dropout", least=0, below=1),
-        "attention_dropout": ledger.number(keys.get("attention_dropout", 0.0), "attention_dropout", least=0, below=1),
+def _json_part(values: Values) -> dict[str, Any]:
+    """What DeepSpeed is handed: its own keys, with `precision` written out as GPT-NeoX does."""
+    found = {
+        key: value for key, value in values.keys.items() if key in deepspeed_keys.TOP or key in deepspeed_keys.RENAMED
     }
-    extra = {"kv_heads": whole("num_kv_heads"), "ffn": whole("intermediate_size")}
-    if positions == "rotary":
-        model["rope"] = {"theta": ledger.number(keys.get("rotary_emb_base", 10000), "rotary_emb_base", above=0)}
-    return model | {key: value for key, value in extra.items() if value is not None}
+    if values.keys.get("precision") is None:
+        return found
+    precision = known.PRECISIONS.get(values.word("precision", "", tuple(known.PRECISIONS)))
+    if precision is None:
+        return found
+    for name in ("fp16", "bf16"):
+        section = found.get(name)
+        enabled = isinstance(section, Mapping) and bool(section.get("enabled"))
+        if enabled and name != precision:
+            values.ledger.problem(f"precision is {values.keys['precision']!r}, but {name}.enabled is true; keep one")
+    if precision != "fp32":
+        section = found.get(precision)
+        found[precision] = {**(section if isinstance(section, Mapping) else {}), "enabled": True}
+    return found
 
 
-def _training(keys: Mapping[str, Any], run: dict[str, Any], ledger: Ledger) -> None:
-    steps = ledger.integer(keys["train_iters"], "train_iters", least=1) if "train_iters" in keys else None
+def _activations(values: Values, tensor: int) -> dict[str, Any]:
+    """Recompute."""
+    partitioned, count = values.switch("partition_activations"), values.whole("checkpoint_num_layers", 1)
+    synchronized = values.switch("synchronize_each_layer")
+    if not values.switch("checkpoint_activations"):
+        named = [key for key in _RECOMPUTE if key in values.keys]
+        if named:
+            values.ledger.note(f"{', '.join(named)} have no effect without checkpoint_activations")
+        return {}
+    if count is not None and count > 1:
+        values.ledger.warn(
+            f"checkpoint_num_layers {count}: one stored input for {count} layers is forecast as one for each layer"
+        )
+    if synchronized:
+        values.ledger.warn("synchronize_each_layer waits for the device at every layer, which is not forecast")
+    if partitioned and tensor == 1:
+        values.ledger.note("partition_activations has no effect without tensor parallelism")
+    return {"recompute": "full"} | ({"partition_activations": True} if partitioned and tensor > 1 else {})
+
+
+_RECOMPUTE = ("partition_activations", "checkpoint_num_layers", "synchronize_each_layer")
+
+
+def _sequence_parallel(plan: dict[str, Any], tensor: int, ledger: Ledger) -> None:
+    if tensor > 1:
+        plan["sequence_parallel"] = True
+    else:
+        ledger.warn("sequence_parallel has no effect at model_parallel_size 1; it is left out")
+
+
+def _attention(values: Values, model: dict[str, Any], ledger: Ledger) -> str:
+    """The kernel of every layer: `global` is Megatron's unfused attention, `flash` the fused one. Attention dropout
+    inside the fused one is not forecast."""
+    kinds = _attention_kinds(values.keys.get("attention_config"), model["layers"], ledger)
+    other = [kind for kind in kinds if kind not in ("global", "flash")]
+    if other:
+        ledger.not_yet(f"attention of the kind {', '.join(other)} (attention_config)", "global or flash")
+    elif len(kinds) > 1:
+        ledger.not_yet("global beside flash attention (attention_config)", "the same kind in every layer")
+    if "flash" not in kinds:
+        return "unfused"
+    if model["attention_dropout"]:
+        ledger.warn(
+            f"attention_dropout {model['attention_dropout']:g} happens inside the flash kernel, where it is not"
+            " forecast; it is set to 0"
+        )
+        model["attention_dropout"] = 0.0
+    return "flash"
+
+
+def _attention_kinds(config: object, layers: int | None, ledger: Ledger) -> list[str]:
+    """The kinds of attention that a configuration names, each once: `[[["flash"], 24]]`, `[[["local", "global"],
+    "all"]]`, or one word a layer."""
+    if config is None:
+        return ["global"]
+    words = _attention_words(config, layers)
+    if words is None:
+        ledger.problem(f'attention_config is {shown(config)}; it must be such as [[["flash"], {layers or 24}]]')
+        return ["global"]
+    found = [ledger.choice(word, "attention_config", known.ATTENTION) for word in dict.fromkeys(words)]
+    if layers is not None and None not in found and len(words) != layers:
+        ledger.problem(f"attention_config names the attention of {len(words)} layers, but num_layers is {layers}")
+    return [kind for kind in found if kind is not None] or ["global"]
+
+
+def _attention_words(config: object, layers: int | None) -> list[str] | None:
+    """One word a layer; None when the configuration is of another form."""
+    words: list[str] = []
+    for item in config if isinstance(config, list) else [None]:
+        pattern, count = item if isinstance(item, list) and len(item) == 2 else ([item], 1)
+        if not isinstance(pattern, list) or not pattern or not all(isinstance(word, str) for word in pattern):
+            return None
+        repeats = (layers or 0) // len(pattern) if count == "all" else count
+        if not isinstance(repeats, int) or isinstance(repeats, bool) or repeats * len(pattern) > MAXIMUM_LAYERS:
+            return None
+        words += pattern * repeats
+    return words
+
+
+def _training(values: Values, run: dict[str, Any], ledger: Ledger) -> None:
+    keys, steps, optimizer = values.keys, values.whole("train_iters"), run.setdefault("optimizer", {})
+    style = values.word("lr_decay_style", "linear", known.DECAYS)
+    if style == "exponential":
+        ledger.warn("lr_decay_style exponential changes the loss, not the step time; a constant rate is taken")
+        style = "constant"
+    share = ledger.number(keys.get("warmup", 0.01), "warmup", least=0, most=1)
+    least = ledger.number(keys.get("min_lr", 0.0), "min_lr", least=0)
+    decay = values.whole("lr_decay_iters", steps)
+    if "weight_decay" in keys:
+        optimizer["weight_decay"] = ledger.number(keys["weight_decay"], "weight_decay", least=0)
+    train = {"steps": steps, "seed": values.whole("seed", least=0), "eval_every": values.whole("eval_interval")}
+    run["train"] = {key: value for key, value in train.items() if value is not None}
     if steps:
-        run["train"] = {"steps": steps}
-        run.setdefault("optimizer", {})["schedule"] = {
-            "kind": str(keys.get("lr_decay_style", "cosine")),
-            "decay_steps": ledger.integer(keys.get("lr_decay_iters", steps), "lr_decay_iters", least=1),
-            "warmup_steps": int((ledger.number(keys.get("warmup", 0.01), "warmup", least=0, most=1) or 0) * steps),
-            "min_lr": ledger.number(keys.get("min_lr", 0.0), "min_lr", least=0),
-        }
+        warmup = int((share or 0) * steps)
+        optimizer["schedule"] = {"kind": style, "decay_steps": decay, "warmup_steps": warmup, "min_lr": least}
     every = keys.get("save_interval", keys.get("checkpoint_factor"))
     if "checkpoint_factor" in keys:
         ledger.note("checkpoint_factor is the old name of save_interval")
@@ -155,8 +189,7 @@ def _training(keys: Mapping[str, Any], run: dict[str, Any], ledger: Ledger) -> N
 
 
 def _account(keys: Mapping[str, Any], ledger: Ledger) -> None:
-    known = READ | NO_EFFECT | deepspeed_keys.TOP | frozenset(deepspeed_keys.RENAMED)
-    ledger.no_effect([key for key in keys if key in NO_EFFECT], "GPT-NeoX keys")
+    ledger.no_effect([key for key in keys if key in known.NO_EFFECT], "GPT-NeoX keys")
     for key in keys:
-        if key not in known:
-            ledger.unknown(key, known, "GPT-NeoX key")
+        if key not in known.KNOWN:
+            ledger.unknown(key, known.KNOWN, "GPT-NeoX key")

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from plan.errors import InputError
-from plan.nearest import shown
+from plan.nearest import kind_of, shown
 
 PIECES = re.compile(
     r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/|#[^\n]*|[A-Za-z_$][\w$]*|[-+]?\d[\d_.]*(?:[eE][-+]?\d+)?|\s+|.', re.DOTALL
@@ -36,7 +36,7 @@ def read_json(text: str, where: str) -> dict[str, Any]:
         said = str(error).partition("; use sys.")[0]
         raise InputError(f"{where} holds a value that cannot be read: {said}") from None
     if not isinstance(value, dict):
-        raise InputError(f"{where} holds a {type(value).__name__}; a JSON object was expected")
+        raise InputError(f"{where} holds {kind_of(value)}; a JSON object was expected")
     return value
 
 

@@ -6,13 +6,17 @@ Old names are first rewritten to those of torchtitan 0.2 (`RENAMED`), so that on
 Unknown tables and keys are warnings: many files come from forks.
 """
 
+import tomllib
 from collections.abc import Mapping
 from typing import Any
 
+from plan.errors import InputError
 from plan.importers.ledger import Ledger, nearest
 from plan.importers.partitioned import fsdp
-from plan.importers.torchtitan_keys import COUNTS, FLAVORS, NO_EFFECT, OPEN, RATES, READ, RENAMED
+from plan.importers.torchtitan_keys import COUNTS, FLAVORS, NO_EFFECT, OPEN, RATES, READ, RENAMED, SWITCHES, WORDS
+from plan.nearest import nearest_name, shown
 
+TABLES = {"model", "training", "parallelism", "optimizer", "lr_scheduler", "activation_checkpoint", "checkpoint"}
 SCHEDULES = {"1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved-1f1b"}
 DTYPES = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
 
@@ -20,6 +24,19 @@ DTYPES = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
 def is_torchtitan(tables: Mapping[str, Any]) -> bool:
     """Whether parsed TOML looks like torchtitan's."""
     return bool({"training", "parallelism", "model"} & set(tables)) and not {"plan", "cluster"} & set(tables)
+
+
+def read(text: str, where: str) -> dict[str, Any]:
+    """The tables of a TOML text."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{where} is not TOML: {error}") from None
+    except RecursionError:
+        raise InputError(f"{where} nests lists or tables too deeply to be read") from None
+    except ValueError as error:  # a number of thousands of digits
+        said = str(error).partition("; use sys.")[0]
+        raise InputError(f"{where} holds a value that cannot be read: {said}") from None
 
 
 def flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -33,7 +50,10 @@ def flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def translate(tables: Mapping[str, Any], ledger: Ledger, world: int | None = None) -> dict[str, Any]:
     """Model, plan, optimizer, train and checkpoint sections; `world` (GPUs) settles data parallelism."""
-    written = flatten(tables)
+    for table in TABLES & tables.keys():
+        if not isinstance(tables[table], Mapping):
+            ledger.problem(f"{table} is {shown(tables[table])}, but must be a table [{table}]")
+    written = flatten({key: value for key, value in tables.items() if key not in TABLES or isinstance(value, Mapping)})
     keys = _renamed(written, ledger)
     plan = _plan(keys, ledger)
     fsdp(plan, "torchtitan's FSDP2", ledger)
@@ -56,7 +76,7 @@ def _renamed(keys: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
             ledger.note(f"torchtitan key {key} is an old or new name of {new}")
         if new in result and result[new] != value:
             ledger.problem(f"two values of {new}: {result[new]} and {value} (as {key}); keep one")
-        if not _in_range(new, key, value, ledger):
+        if not _legal(new, key, value, ledger):
             continue
         result[new] = value
         if new not in READ:
@@ -77,12 +97,16 @@ def _renamed(keys: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
     return result
 
 
-def _in_range(new: str, key: str, value: object, ledger: Ledger) -> bool:
-    """Whether a number may be taken; a problem under the key that was written otherwise. -1 asks for the default."""
+def _legal(new: str, key: str, value: object, ledger: Ledger) -> bool:
+    """Whether a value may be taken; a problem under the key that was written otherwise. -1 asks for the default."""
     if new in OPEN and value == -1:
         return True
     if new in COUNTS or new in OPEN:
         return ledger.integer(value, key, least=1) is not None
+    if new in SWITCHES:
+        return ledger.boolean(value, key) is not None
+    if new in WORDS:
+        return ledger.choice(value, key, WORDS[new]) is not None
     return new not in RATES or ledger.number(value, key, **RATES[new]) is not None
 
 
@@ -101,7 +125,7 @@ def _plan(keys: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
         plan["context_parallel"] = context
     if (experts := _whole(keys, "parallelism.expert_parallel_degree", ledger) or 1) > 1:
         plan["expert_parallel"] = experts
-    if keys.get("parallelism.enable_async_tensor_parallel"):
+    if _on(keys, "parallelism.enable_async_tensor_parallel", ledger):
         ledger.not_yet("asynchronous tensor parallelism", "enable_async_tensor_parallel false")
     schedule = str(keys.get("parallelism.pipeline_parallel_schedule", "1F1B"))
     if pipeline > 1 and schedule.lower() in SCHEDULES:
@@ -113,13 +137,17 @@ def _plan(keys: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
         ledger.not_yet(f"pipeline_parallel_schedule {schedule}", "1F1B or Interleaved1F1B")
     reshard = str(keys.get("parallelism.fsdp_reshard_after_forward", "default"))
     plan["zero"] = {"reshard": reshard == "always" or (reshard == "default" and pipeline == 1)}
-    if keys.get("training.enable_cpu_offload"):
+    if keys.get("training.dtype", "float32") != "float32":
+        ledger.not_yet(f"parameters and optimizer state in {keys['training.dtype']} (training.dtype)", "float32")
+    if "compile.enable" in keys:
+        plan["kernels"] = "compiled" if ledger.boolean(keys["compile.enable"], "compile.enable") else "eager"
+    if _on(keys, "training.enable_cpu_offload", ledger):
         plan["offload"] = {"optimizer": "cpu", "parameters": "cpu"}
     plan |= _recompute(keys, ledger)
     param = str(keys.get("training.mixed_precision_param", "bfloat16"))
     plan["precision"] = DTYPES.get(param, "bf16")
     plan["gradient_dtype"] = DTYPES.get(str(keys.get("training.mixed_precision_reduce", "float32")), "fp32")
-    if keys.get("float8.enable_float8_linear") or "float8" in str(keys.get("model.converters", "")):
+    if _on(keys, "float8.enable_float8_linear", ledger) or "float8" in str(keys.get("model.converters", "")):
         plan["precision"] = "fp8"
     return plan
 
@@ -211,6 +239,19 @@ def _model(keys: Mapping[str, Any], length: int, ledger: Ledger) -> dict[str, An
     return {"preset": preset, "seq_length": length}
 
 
+def unknown_model(keys: Mapping[str, Any]) -> str:
+    """What is wrong with the name and flavor of a model that no preset is."""
+    given = {key: keys.get(f"model.{key}") for key in ("name", "flavor")}
+    missing = [f"model.{key}" for key, value in given.items() if value is None]
+    if missing:
+        return f"the torchtitan configuration has no {' and no '.join(missing)}; add --model PRESET"
+    known = [f"{family} {size}" for family, size in FLAVORS]
+    near = nearest_name(f"{given['name']} {given['flavor']}", known)
+    hint = f"; the nearest known is {near}" if near else f"; known: {', '.join(known)}"
+    model = f"torchtitan model {shown(given['name'])} flavor {shown(given['flavor'])}"
+    return f"{model} is not known here{hint}; or add --model PRESET"
+
+
 def _training(keys: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     name = str(keys.get("optimizer.name", "AdamW"))
     if name.lower() not in ("adamw", "adam"):
@@ -220,6 +261,8 @@ def _training(keys: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     warmup = _whole(keys, "lr_scheduler.warmup_steps", ledger)
     factor = ledger.number(keys.get("lr_scheduler.min_lr_factor", 0.0), "lr_scheduler.min_lr_factor")
     decay = str(keys.get("lr_scheduler.decay_type", "linear"))
+    if decay == "sqrt":
+        ledger.warn("lr_scheduler.decay_type sqrt changes the loss, not the step time; a constant rate is taken")
     schedule = {
         "kind": decay if decay in ("linear", "cosine") else "constant",
         "warmup_steps": min(200 if warmup is None else warmup, steps - 1),
@@ -242,9 +285,13 @@ def _training(keys: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     seed = keys.get("debug.seed", keys.get("training.seed"))
     if seed is not None:
         run["train"]["seed"] = ledger.integer(seed, "seed")
-    if keys.get("checkpoint.enable") and "checkpoint.interval" in keys:
+    if _on(keys, "checkpoint.enable", ledger) and "checkpoint.interval" in keys:
         run["checkpoint"] = {"every": ledger.integer(keys["checkpoint.interval"], "checkpoint.interval")}
     return run
+
+
+def _on(keys: Mapping[str, Any], key: str, ledger: Ledger) -> bool:
+    return key in keys and bool(ledger.boolean(keys[key], key))
 
 
 def _whole(keys: Mapping[str, Any], key: str, ledger: Ledger) -> int | None:

@@ -73,6 +73,20 @@ OPEN = frozenset(
     training.num_tokens_per_microbatch_per_dp_rank training.num_tokens_per_train_step""".split()
 )
 """Counts of at least 1, and those that -1 leaves to torchtitan."""
+SWITCHES = frozenset(
+    """training.enable_cpu_offload parallelism.enable_async_tensor_parallel float8.enable_float8_linear
+    checkpoint.enable compile.enable""".split()
+)
+WORDS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("training.mixed_precision_param", "training.mixed_precision_reduce", "training.dtype"),
+        ("bfloat16", "float32", "float16"),
+    ),
+    "parallelism.fsdp_reshard_after_forward": ("default", "always", "never"),
+    "lr_scheduler.decay_type": ("linear", "sqrt", "cosine"),
+    "activation_checkpoint.mode": ("none", "full", "selective", "memory_budget"),
+}
+"""Keys that are true or false, and those that take one of a few words."""
 RATES: dict[str, Range] = {
     **dict.fromkeys(
         """lr_scheduler.warmup_steps optimizer.lr optimizer.weight_decay training.max_norm debug.seed

@@ -2,16 +2,16 @@
 it.
 """
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from plan.files import text_of
 from plan.importers.arguments import is_flag
 from plan.importers.launch import Launch
 from plan.importers.launch_size import size_statements
 from plan.importers.ledger import Ledger, as_number
-from plan.importers.torchtitan import flatten
+from plan.importers.torchtitan import flatten, read
 from plan.importers.world import World, agree
 from plan.shell.script import Command, Script
 
@@ -65,10 +65,6 @@ def _overrides(words: tuple[str, ...], script: Script, ledger: Ledger) -> dict[s
 def _file(name: str, folder: Path, ledger: Ledger) -> Mapping[str, Any]:
     for path in (folder / name, folder / Path(name).name):
         if name and path.is_file():
-            try:
-                return flatten(tomllib.loads(path.read_text(encoding="utf-8")))
-            except tomllib.TOMLDecodeError as error:
-                ledger.problem(f"{name} is not TOML: {error}")
-                return {}
+            return flatten(read(text_of(path), name))
     ledger.problem(f"{name or 'the TOML file'} is not beside the script; put it there")
     return {}

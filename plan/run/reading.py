@@ -35,7 +35,8 @@ def correct_keys(spec: type[Spec], raw: Mapping[Any, Any], where: str) -> tuple[
     for key, value in raw.items():
         name: str | None = str(key)
         if name not in spec.model_fields:
-            problems.append(f"unknown key {where}.{key}: {did_you_mean(str(key), known)}")
+            spelt = key if isinstance(key, str) else shown(key)
+            problems.append(f"unknown key {where}.{spelt}: {did_you_mean(str(key), known)}")
             name = nearest_name(str(key), known)
             if name is None or name in raw or name in result:
                 continue

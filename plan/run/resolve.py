@@ -46,8 +46,8 @@ def _read(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             sections[name] = value
     specs: dict[str, Any] = {}
     for name, spec in SECTIONS.items():
-        if name not in sections and name in ("model", "cluster", "plan"):
-            problems.append(f"the section {name}: is missing; {_EXAMPLE[name]}")
+        if name in _EXAMPLE and (name not in sections or (sections[name] is None and name != "plan")):
+            problems.append(f"the section {name}: is {'empty' if name in sections else 'missing'}; {_EXAMPLE[name]}")
             specs[name] = None
             continue
         specs[name], wrong = _read_one(name, spec, sections.get(name))

@@ -148,6 +148,24 @@ def test_missing_sections_show_an_example() -> None:
     assert "cluster: {preset: dgx-h100, nodes: 1}" in problems[0]
 
 
+def test_empty_sections_show_an_example() -> None:
+    """A plan may be empty: every key has a default."""
+    problems = problems_of({"model": None, "cluster": None, "plan": None})
+    assert problems == (
+        "the section model: is empty; for example `model: llama-3-8b`",
+        "the section cluster: is empty; for example `cluster: {preset: dgx-h100, nodes: 1}`",
+    )
+    assert load({"model": "gpt2-124m", "cluster": "dgx-h100", "plan": None}).plan.tensor_parallel == 1
+
+
+def test_values_are_shown_as_a_file_spells_them() -> None:
+    """null and {"a": 1}, not None and {'a': 1}; keys too."""
+    model = {"layers": None, "hidden": {"a": 1}, "heads": True, "vocab": [1], "seq_length": 8, None: 3}
+    problems = problems_of({"model": model, "cluster": "dgx-h100", "plan": {}})
+    for said in ("layers: null is", 'hidden: {"a": 1} is', "heads: true is", "vocab: [1] is", "unknown key model.null"):
+        assert any(said in problem for problem in problems), said
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
@@ -156,6 +174,9 @@ def test_missing_sections_show_an_example() -> None:
         (b"- a\n- b\n", "holds a list; a run file is a mapping"),
         (b"model: [1\n", "is not valid YAML"),
         (b"plan: {a: 1}\nplan: {b: 2}\n", "key 'plan' is given twice (line 2, column 1)"),
+        (b"- a\n---\n- b\n", "expected a single document in the stream but found another document (line 2"),
+        (b"just words\n", "holds text; a run file is a mapping"),
+        (b"7\n", "holds a number; a run file is a mapping"),
         (b"\xff\xfe", "is not text: byte 0 is not UTF-8"),
         (b"model: {layers: !!int many}\n", "holds a value that cannot be read: invalid literal"),
         (b"model: {layers: !!bool many}\n", "a tag does not fit its value"),

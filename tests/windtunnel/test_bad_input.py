@@ -31,7 +31,7 @@ def bad(tmp_path: Path) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("empty", "is empty"), ("list", "holds a list"), ("text", "holds a str"), ("binary", "is not"),
+        ("empty", "is empty"), ("list", "holds a list"), ("text", "holds text"), ("binary", "is not"),
         ("broken", "not valid YAML"), ("twice", "given twice"), ("nan", "nan"), ("folder", "cannot be read"),
         ("missing", "does not exist"),
     ],
@@ -251,3 +251,45 @@ def test_foreign_files_that_are_none(name: str, content: bytes, tmp_path: Path, 
 def test_a_script_variable_that_is_no_assignment(tmp_path: Path, wt: Call) -> None:
     (tmp_path / "run.sh").write_text("python pretrain_gpt.py --num-layers 2\n")
     assert "write NAME=VALUE" in wt("import", tmp_path / "run.sh", "--var", "oops").err
+
+
+@pytest.mark.parametrize("command", RUN_COMMANDS)
+def test_an_endless_file(command: str, wt: Call) -> None:
+    called = wt(command, "/dev/zero")
+    assert called.code == 2
+    assert "/dev/zero is larger than 64 MiB" in called.err
+
+
+@pytest.mark.parametrize(("content", "said"), [(b"\xff\xfe", "byte 0 is not UTF-8"), (b"7", "holds no run file")])
+def test_standard_input_that_is_no_run_file(
+    content: bytes, said: str, tmp_path: Path, wt: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the locale makes of bytes that are no text."""
+    (tmp_path / "in").write_bytes(content)
+    with (tmp_path / "in").open(encoding="utf-8", errors="surrogateescape") as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        called = wt("program", "-")
+    assert called.code == 2
+    assert said in called.err
+
+
+@pytest.mark.parametrize(
+    ("name", "launch"),
+    [
+        ("ds.json", "deepspeed --num_gpus 8 pretrain_gpt.py {shape} --deepspeed --deepspeed_config ds.json"),
+        ("job.toml", "torchrun --nproc_per_node 8 -m torchtitan.train --job.config_file job.toml"),
+    ],
+)
+def test_a_file_beside_a_script_that_is_no_text(name: str, launch: str, tmp_path: Path, wt: Call) -> None:
+    shape = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 1"
+    (tmp_path / name).write_bytes(bytes(range(256)))
+    (tmp_path / "run.sh").write_text(launch.format(shape=shape) + "\n")
+    called = wt("import", tmp_path / "run.sh", "--cluster", "dgx-h100", "--nodes", 1)
+    assert called.code == 2
+    assert f"{name} is not text: byte 128 is not UTF-8" in called.err
+
+
+def test_a_word_on_the_command_line_that_is_none(run_file: Call, wt: Call) -> None:
+    called = wt("forecast", run_file(), "--flops", "none")
+    assert called.code == 2
+    assert "Invalid value for '--flops': 'none' is not one of 'exact', 'megatron', 'palm'" in called.err

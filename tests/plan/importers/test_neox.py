@@ -1,7 +1,11 @@
 """GPT-NeoX YAML: both spellings, DeepSpeed's keys, the derived batch."""
 
+import json
 from pathlib import Path
 
+import pytest
+
+from plan.run import load
 from tests.plan.importers.imported import imported, said
 
 TEXT = """{
@@ -41,3 +45,72 @@ def test_every_wrong_number_is_said_at_once(tmp_path: Path) -> None:
         "train_iters is -1; it must be at least 1",
         "vocab_size is 'many', but must be a number",
     ]
+
+
+LLAMA = {
+    "pipe_parallel_size": 1, "model_parallel_size": 1, "make_vocab_size_divisible_by": 1, "num_layers": 32,
+    "hidden_size": 4096, "intermediate_size": 32768, "num_attention_heads": 32, "seq_length": 2048, "vocab_size": 32000,
+    "pos_emb": "rotary", "no_weight_tying": True, "norm": "rmsnorm", "use_bias_in_mlp": False,
+    "use_bias_in_attn_linear": False, "activation": "swiglu", "mlp_multiple_of": 256, "precision": "bfloat16",
+}  # fmt: skip
+
+
+def test_llama_7b(tmp_path: Path) -> None:
+    """`configs/llama/7B.yml`: a gated MLP takes a third of `intermediate_size`; the sizes are those of LLaMA 7B."""
+    result = imported(tmp_path, json.dumps(LLAMA), "7B.yml", cluster="dgx-a100-80gb", nodes=1)
+    run = load(result.run_dict)
+    assert (run.model.ffn, run.model.parameters()) == (11008, 6_738_415_616)
+    assert (run.plan.precision, run.plan.attention, run.model.norm_eps) == ("bf16", "unfused", 1e-8)
+
+
+@pytest.mark.parametrize(
+    ("keys", "width"),
+    [
+        ({}, 4 * 4096),
+        ({"activation": "swiglu"}, 4 * 4096 // 3),
+        ({"activation": "swiglu", "intermediate_size": 30000}, 10000),
+        ({"expansion_factor": 2}, 8192),
+        ({"mlp_type": "llama"}, 11008),
+        ({"mlp_type": "llama", "intermediate_size": 9000}, 9000),
+        ({"intermediate_size": 9000, "mlp_multiple_of": 128}, 9088),
+    ],
+)
+def test_widths(keys: dict[str, object], width: int, tmp_path: Path) -> None:
+    """Of plain, gated and older Llama MLPs."""
+    plain = {key: value for key, value in LLAMA.items() if key not in ("intermediate_size", "activation")}
+    plain.pop("mlp_multiple_of")
+    result = imported(tmp_path, json.dumps(plain | keys), "x.yml", nodes=1)
+    assert result.run_dict["model"]["ffn"] == width
+
+
+@pytest.mark.parametrize(
+    ("config", "said_of_it"),
+    [
+        ([[["flash"], 32]], None),
+        (["flash"] * 32, None),
+        ([[["flash"], "all"]], None),
+        ([[["flash"], 24]], "names the attention of 24 layers, but num_layers is 32"),
+        ([[["flsh"], 32]], "the nearest is 'flash'"),
+        ([[["local", "global"], "all"]], "attention of the kind local"),
+        ([[["flash", "global"], 16]], "global beside flash"),
+        (7, 'attention_config is 7; it must be such as [[["flash"], 32]]'),
+        ([[["flash"], 1e30]], "must be such as"),
+        ([[[3], 32]], "must be such as"),
+        ([[["flash"], "most"]], 'must be such as [[["flash"], 32]]'),
+    ],
+)
+def test_attention(config: object, said_of_it: str | None, tmp_path: Path) -> None:
+    """One kind in every layer."""
+    result = imported(tmp_path, json.dumps(LLAMA | {"attention_config": config}), "x.yml", nodes=1)
+    if said_of_it is None:
+        assert (result.problems, result.run_dict["plan"]["attention"]) == ((), "flash")
+    else:
+        assert any(said_of_it in each for each in result.problems), result.problems
+
+
+def test_precision_agrees_with_deepspeeds_sections(tmp_path: Path) -> None:
+    """Or both are named."""
+    wrong = imported(tmp_path, json.dumps(LLAMA | {"fp16": {"enabled": True}}), "x.yml", nodes=1)
+    assert said(wrong, "precision is 'bfloat16', but fp16.enabled is true")
+    right = imported(tmp_path, json.dumps(LLAMA | {"precision": "fp16", "fp16": {"loss_scale": 0}}), "x.yml", nodes=1)
+    assert right.run_dict["plan"]["precision"] == "fp16"

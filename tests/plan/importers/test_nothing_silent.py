@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from plan.importers import deepspeed_keys, flags
+from plan.importers import deepspeed_keys, flags, neox_keys, torchtitan_keys
 from plan.importers.ledger import set_path
 from tests.plan.importers.imported import SHAPE, ImportResult, imported
 
@@ -112,3 +112,64 @@ def test_a_value_where_an_object_belongs(path: str, tmp_path: Path) -> None:
     set_path(config, path, "adam")
     result = imported(tmp_path, json.dumps(config), "ds.json", cluster="dgx-a100-80gb", model="gpt3-13b")
     assert any(f"{path} is 'adam', but must be an object" in problem for problem in result.problems)
+
+
+NEOX = {
+    "num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 32, "pipe_parallel_size": 1,
+    "model_parallel_size": 2, "vocab_size": 1000, "train_micro_batch_size_per_gpu": 1, "checkpoint_activations": True,
+    "train_iters": 1000,
+}  # fmt: skip
+NEOX_VALUES: dict[str, object] = {
+    "pos_emb": "rotary", "norm": "rmsnorm", "activation": "swiglu", "mlp_type": "llama", "precision": "fp16",
+    "attention_config": [[["flash"], 4]], "lr_decay_style": "cosine", "gpt_j_residual": True, "gpt_j_tied": True,
+    "no_weight_tying": True, "use_bias_in_mlp": False, "use_bias_in_attn_linear": False, "sequence_parallel": True,
+    "partition_activations": True, "synchronize_each_layer": True, "checkpoint_activations": False,
+    "hidden_dropout": 0.1, "attention_dropout": 0.1, "rotary_pct": 0.5, "warmup": 0.5, "mlp_multiple_of": 512,
+    "max_position_embeddings": 64, "train_iters": 50,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", sorted(neox_keys.READ | neox_keys.NO_EFFECT))
+def test_every_neox_key_is_accounted_for(key: str, tmp_path: Path) -> None:
+    """A value other than the default changes the run or is spoken of."""
+    request = {"cluster": "dgx-a100-80gb", "nodes": 1}
+    plain = imported(tmp_path, json.dumps(NEOX), "x.yml", **request)
+    result = imported(tmp_path, json.dumps(NEOX | {key: NEOX_VALUES.get(key, 8)}), "x.yml", **request)
+    assert result.run_dict != plain.run_dict or sentences(result) - sentences(plain)
+    assert not any("unknown" in warning for warning in result.warnings)
+
+
+TITAN_VALUES: dict[str, object] = {
+    **dict.fromkeys(torchtitan_keys.SWITCHES, True),
+    **{key: words[1] for key, words in torchtitan_keys.WORDS.items()},
+    "training.dtype": "bfloat16", "training.mixed_precision_param": "float32", "training.global_batch_size": 128,
+    "training.mixed_precision_reduce": "bfloat16", "parallelism.fsdp_reshard_after_forward": "never",
+    "parallelism.pipeline_parallel_schedule": "GPipe", "activation_checkpoint.selective_ac_option": "2",
+    "model.name": "llama2", "model.flavor": "70B", "model.converters": ["float8"], "optimizer.name": "SGD",
+    "training.num_tokens_per_microbatch_per_dp_rank": 8192, "training.num_tokens_per_train_step": 65536,
+    "lr_scheduler.decay_type": "cosine", "lr_scheduler.min_lr_factor": 0.5, "optimizer.beta1": 0.5,
+    "optimizer.beta2": 0.5, "compile.enable": False,
+}  # fmt: skip
+NEEDED = {"parallelism.num_pp_microbatches": 4, "parallelism.pipeline_parallel_microbatch_size": 4}
+
+
+@pytest.mark.parametrize("key", sorted(torchtitan_keys.READ))
+def test_every_torchtitan_key_is_accounted_for(key: str, tmp_path: Path) -> None:
+    """A value other than the default changes the run or is spoken of, where the key it hangs on is given."""
+    request = {"cluster": "dgx-a100-80gb", "nodes": 1}
+    rows = {"model.name": "llama3", "model.flavor": "8B"}
+    if "pp_" in key or "pipeline_parallel_" in key:
+        rows |= {"parallelism.pipeline_parallel_degree": 2, "training.local_batch_size": 8}
+    if key == "checkpoint.interval":
+        rows["checkpoint.enable"] = True
+    if key == "checkpoint.enable":
+        rows["checkpoint.interval"] = 10
+
+    def text(rows: dict[str, object]) -> str:
+        return "".join(f"{name} = {json.dumps(value)}\n" for name, value in rows.items())
+
+    value = TITAN_VALUES.get(key, NEEDED.get(key, 4))
+    plain = imported(tmp_path, text(rows), "x.toml", **request)
+    result = imported(tmp_path, text(rows | {key: value}), "x.toml", **request)
+    assert result.run_dict != plain.run_dict or sentences(result) - sentences(plain)
+    assert not any("unknown" in warning for warning in result.warnings)
