@@ -34,8 +34,8 @@ class Tiles(NamedTuple):
     stages: int = 1  # tiles in flight
 
 
-STATISTICS = Tiles(rows=1024, words=8, tiles=32, warps=4)
-GRADIENT = Tiles(rows=1024, words=2, tiles=4, warps=4)
+STATISTICS = Tiles(rows=512, words=8, tiles=64, warps=2, stages=3)
+GRADIENT = Tiles(rows=512, words=2, tiles=4, warps=4, stages=3)
 JOINED_ROWS = 64
 """Columns of a program of the kernels that see each column once."""
 
@@ -158,7 +158,8 @@ def cross_entropy_columns(
     vocab = width if vocab_size is None else min(width, vocab_size)
     if not use_triton(logits):
         return _reference(logits, target, row_weight, scale, z_loss, vocab, ignore_index, gradient)
-    spans = max(1, cdiv(vocab, STATISTICS.tiles * STATISTICS.words))
+    tiles = _tiles(STATISTICS, vocab, rows)
+    spans = max(1, cdiv(vocab, tiles["TILES"] * tiles["WORDS"]))
     maxima, sums = (torch.empty((spans, rows), dtype=torch.float32, device=logits.device) for _ in range(2))
     taken, loss, lse, factor, at_target = (maxima.new_empty(rows) for _ in range(5))
     if rows == 0:
@@ -166,7 +167,6 @@ def cross_entropy_columns(
     stride, chosen = logits.stride(0), (logits.stride(0), rows, vocab, ignore_index)
     once, columns = (cdiv(rows, JOINED_ROWS),), {"ROWS": JOINED_ROWS, "num_warps": 2}
     start(launcher, take_targets_kernel, once, (logits, target, taken), chosen, columns)
-    tiles = _tiles(STATISTICS, rows)
     grid, numbers = (cdiv(rows, tiles["ROWS"]), spans), (stride, rows, vocab)
     start(launcher, columns_statistics_kernel, grid, (logits, maxima, sums), numbers, tiles)
     start(
@@ -176,17 +176,24 @@ def cross_entropy_columns(
         {"HAS_WEIGHT": row_weight is not None, "SPANS": 16, **columns},
     )  # fmt: skip
     if gradient:
-        tiles = _tiles(GRADIENT, rows)
+        tiles = _tiles(GRADIENT, width, rows)
         grid, width_too = (cdiv(rows, tiles["ROWS"]), cdiv(width, tiles["TILES"] * tiles["WORDS"])), (*numbers, width)
         start(launcher, columns_gradient_kernel, grid, (logits, lse, factor), width_too, tiles)
         start(launcher, put_targets_kernel, once, (logits, target, at_target), chosen, columns)
+    if launcher is direct and not torch.compiler.is_compiling():
+        torch.autograd.graph.increment_version(logits)  # autograd must see that a saved tensor was written over
     return loss
 
 
-def _tiles(config: Tiles, rows: int) -> dict[str, int]:
-    """Constants of a launch over `rows` columns."""
+def _tiles(config: Tiles, words: int, rows: int) -> dict[str, int]:
+    """Constants of a launch over `rows` columns of `words`."""
     columns = min(config.rows, max(16, next_power_of_2(rows)))
-    shape = {"TILES": config.tiles, "ROWS": columns, "WORDS": config.words, "STAGES": config.stages}
+    shape = {
+        "TILES": max(1, min(config.tiles, cdiv(words, config.words))),
+        "ROWS": columns,
+        "WORDS": config.words,
+        "STAGES": config.stages,
+    }
     return {**shape, "num_warps": config.warps}
 
 
