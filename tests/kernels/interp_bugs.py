@@ -59,6 +59,9 @@ def test_strided_rows_beyond_int32(far):  # bug 1
     target = torch.tensor([1, 95, 3], device=DEVICE)
     same(crossentropy.cross_entropy(x, target), crossentropy.cross_entropy(near, target))
     same(crossentropy.row_statistics(x, target), crossentropy.row_statistics(near, target))
+    top = crossentropy.row_max(near)
+    same([crossentropy.row_max(x)], [top])
+    same(crossentropy.exp_target(x, top, target), crossentropy.exp_target(near, top, target))
     crossentropy.cross_entropy(out, target, in_place=True)
     words, near_words = spread(far, 96, 3), spread(far, 96, 3).clone()
     target = torch.arange(96, device=DEVICE) % 3
@@ -128,6 +131,16 @@ def test_one_block_past_two_to_the_31():  # bug 2
     with only_program(first):
         delta.delta_pack_kernel[(1,)](base, base, planes, n, PLANES=2, BLOCK=delta.BLOCK)
     assert not bool(planes[held].any())
+    wide = 2**30  # as 32-bit words, n fits an int32 and the fourth plane does not begin inside one
+    words, out = (torch.empty(wide, dtype=torch.int32) for _ in range(2))
+    planes = torch.empty(4 * wide, dtype=torch.uint8)
+    words[: delta.BLOCK] = 0x07060504
+    zeros = torch.zeros(delta.BLOCK, dtype=torch.int32)
+    with only_program(0):
+        delta.delta_pack_kernel[(1,)](words, zeros, planes, wide, PLANES=4, BLOCK=delta.BLOCK)
+        delta.delta_unpack_kernel[(1,)](planes, zeros, out, wide, PLANES=4, BLOCK=delta.BLOCK)
+    assert bool((planes[3 * wide : 3 * wide + delta.BLOCK] == 7).all())
+    assert torch.equal(out[: delta.BLOCK], words[: delta.BLOCK])
     p.view(torch.int32)[2**31 :] = 3
     partial = torch.zeros(2**20 + 1, dtype=torch.int64)
     with only_program(2**31 // checksum.BLOCK):
