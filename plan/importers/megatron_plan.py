@@ -12,7 +12,6 @@ from plan.importers.arguments import Arguments
 from plan.importers.ledger import Ledger
 from plan.importers.megatron_layout import pipeline_layout, virtual_stages
 from plan.importers.partitioned import fsdp
-from plan.run import supported
 
 BYTES_OF_FP32 = 4
 
@@ -22,11 +21,6 @@ RECOMPUTE_OPTIONS = {
     "--recompute-num-layers": ("full",),
     "--recompute-modules": ("selective",),
 }
-
-
-def supports(key: str, value: object) -> bool:
-    """Whether the forecast supports a value of a plan key today."""
-    return any(feature.key == key and value in feature.supported for feature in supported.FEATURES)
 
 
 def plan_section(a: Arguments, layers: int | None, ledger: Ledger) -> dict[str, Any]:
@@ -179,7 +173,7 @@ def _precision(a: Arguments, ledger: Ledger) -> dict[str, Any]:
     if precision == "bf16" and narrow:
         found["gradient_dtype"] = "bf16"
     if precision == "fp16" and not wide and not a.has("--deepspeed"):
-        found |= fp16_gradients("--fp16 without --accumulate-allreduce-grads-in-fp32", ledger)
+        found["gradient_dtype"] = "fp16"
     scale = a.number("--loss-scale")
     if scale is not None and 0 < scale < 256:
         ledger.warn(
@@ -188,17 +182,6 @@ def _precision(a: Arguments, ledger: Ledger) -> dict[str, Any]:
             " (--initial-loss-scale)"
         )
     return found
-
-
-def fp16_gradients(cause: str, ledger: Ledger) -> dict[str, Any]:
-    """Gradients kept in fp16, where the forecast knows them; fp32 with a warning until then."""
-    if supports("plan.gradient_dtype", "fp16"):
-        return {"gradient_dtype": "fp16"}
-    ledger.warn(
-        f"{cause} keeps gradients in fp16; fp16 gradients are not yet forecast, so they are taken in fp32: 2 bytes a"
-        " parameter more, and twice the bytes in the gradient all-reduce"
-    )
-    return {}
 
 
 def _attention(a: Arguments) -> dict[str, Any]:
