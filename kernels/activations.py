@@ -22,19 +22,20 @@ from kernels.activations_kernels import (
     swiglu_backward_kernel,
     swiglu_forward_kernel,
 )
-from kernels.direct import Constants, Launcher, direct, remembered, start
+from kernels.direct import Launch, Launcher, checked_once, direct
 from kernels.launch import (
     KernelArgumentError,
-    as_rows,
     cdiv,
     check_float,
     check_output,
     check_tensor,
-    new_rows,
+    new_like,
+    row_strides,
+    rows_and_width,
     striped,
     use_triton,
 )
-from kernels.norms import sum_partials
+from kernels.partials import PartialSum
 
 Tensor = torch.Tensor
 Approximation = Literal["none", "tanh"]
@@ -90,18 +91,24 @@ def swiglu_forward(gate: Tensor, up: Tensor, *, launcher: Launcher = direct) -> 
 
     gate and up: (…, width), same shape and type; strided rows are read in place.
     """
+    launch = _swiglu_forward(launcher, (gate, up), BLOCK, WARPS)
+    if launch is None:
+        return swiglu_forward_reference(gate, up)
+    h = new_like(gate)
+    launch((gate, up, h))
+    return h
+
+
+@checked_once
+def _swiglu_forward(launcher: Launcher, gate: Tensor, up: Tensor, block: int, warps: int) -> Launch | None:
     _check_pair(gate, up)
     if not use_triton(gate):
-        return swiglu_forward_reference(gate, up)
-    flat_gate, flat_up = as_rows(gate), as_rows(up)
-    rows, width = flat_gate.shape
-    h = new_rows(flat_gate, gate.dtype)
-    if h.numel():
-        numbers = flat_gate.stride(0), flat_up.stride(0), width
-        constants = {"BLOCK": BLOCK, "num_warps": WARPS}
-        grid = (rows * cdiv(width, BLOCK),)
-        start(launcher, swiglu_forward_kernel, grid, (flat_gate, flat_up, h), numbers, constants)
-    return h if gate.dim() == 2 else h.view(gate.shape)
+        return None
+    strides, copied = row_strides(gate, up)
+    rows, width = rows_and_width(gate)
+    constants = {"BLOCK": block, "num_warps": warps}
+    grid = (rows * cdiv(width, block),)
+    return Launch(launcher, swiglu_forward_kernel, grid, (*strides, width), constants, copied)
 
 
 def swiglu_backward(
@@ -119,6 +126,32 @@ def swiglu_backward(
     h_out: a contiguous tensor like gate that receives the activation, made again in the same pass for the weight
     gradient of the product after it. Inputs are not changed.
     """
+    launch = _swiglu_backward(launcher, (dh, gate, up, dgate, dup, h_out), BLOCK, WARPS)
+    if launch is None:
+        a, b = swiglu_backward_reference(dh, gate, up)
+        if h_out is not None:
+            h_out.copy_(swiglu_forward_reference(gate, up).view(h_out.shape))
+        return a if dgate is None else dgate.copy_(a.view(dgate.shape)), b if dup is None else dup.copy_(
+            b.view(dup.shape)
+        )
+    dgate = new_like(gate) if dgate is None else dgate
+    dup = new_like(up) if dup is None else dup
+    launch((dh, gate, up, dgate, dup, h_out))
+    return dgate, dup
+
+
+@checked_once
+def _swiglu_backward(
+    launcher: Launcher,
+    dh: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    dgate: Tensor | None,
+    dup: Tensor | None,
+    h_out: Tensor | None,
+    block: int,
+    warps: int,
+) -> Launch | None:
     _check_pair(gate, up)
     check_tensor("dh", dh, shape=gate.shape, device=gate.device)
     _check_h_out(h_out, gate)
@@ -126,44 +159,41 @@ def swiglu_backward(
         if given is not None:
             check_output(name, given)
     if not use_triton(gate):
-        a, b = swiglu_backward_reference(dh, gate, up)
-        if h_out is not None:
-            h_out.copy_(swiglu_forward_reference(gate, up).view(h_out.shape))
-        return a if dgate is None else dgate.copy_(a.view(dgate.shape)), b if dup is None else dup.copy_(
-            b.view(dup.shape)
-        )
-    flat_dh, flat_gate, flat_up = as_rows(dh), as_rows(gate), as_rows(up)
-    rows, width = flat_gate.shape
-    out_gate = _output("dgate", dgate, flat_gate, rows, width)
-    out_up = _output("dup", dup, flat_up, rows, width)
-    if out_gate.numel():
-        tensors = flat_dh, flat_gate, flat_up, out_gate, out_up, h_out if h_out is not None else out_gate
-        numbers = (
-            flat_dh.stride(0), flat_gate.stride(0), flat_up.stride(0), out_gate.stride(0), out_up.stride(0), width,
-        )  # fmt: skip
-        constants = {"HAS_H": h_out is not None, "BLOCK": BLOCK, "num_warps": WARPS}
-        start(launcher, swiglu_backward_kernel, (rows * cdiv(width, BLOCK),), tensors, numbers, constants)
-    return dgate if dgate is not None else out_gate.view(gate.shape), dup if dup is not None else out_up.view(up.shape)
+        return None
+    strides, copied = row_strides(dh, gate, up)
+    rows, width = rows_and_width(gate)
+    outputs = _output_stride("dgate", dgate, gate, rows, width), _output_stride("dup", dup, up, rows, width)
+    constants = {"HAS_H": h_out is not None, "BLOCK": block, "num_warps": warps}
+    grid = (rows * cdiv(width, block),)
+    return Launch(launcher, swiglu_backward_kernel, grid, (*strides, *outputs, width), constants, copied)
 
 
 def gelu_forward(
     x: Tensor, bias: Tensor | None = None, *, approximate: Approximation = "tanh", launcher: Launcher = direct
 ) -> Tensor:
     """gelu(x + bias), contiguous, in x's type. x: (…, width); bias: (width,)."""
+    launch = _gelu_forward(launcher, (x, bias), approximate, BLOCK, GELU_FORWARD_WARPS)
+    if launch is None:
+        return gelu_forward_reference(x, bias, approximate)
+    h = new_like(x)
+    launch((x, bias, h))
+    return h
+
+
+@checked_once
+def _gelu_forward(
+    launcher: Launcher, x: Tensor, bias: Tensor | None, approximate: Approximation, block: int, warps: int
+) -> Launch | None:
     _check_gelu(x, bias, approximate)
     if not use_triton(x):
-        return gelu_forward_reference(x, bias, approximate)
-    flat = as_rows(x)
-    rows, width = flat.shape
-    h = new_rows(flat, x.dtype)
-    if h.numel():
-        constants = {
-            "HAS_BIAS": bias is not None, "TANH": approximate == "tanh", "BLOCK": BLOCK,
-            "num_warps": GELU_FORWARD_WARPS,
-        }  # fmt: skip
-        tensors, numbers = (flat, bias if bias is not None else flat, h), (flat.stride(0), width)
-        start(launcher, gelu_forward_kernel, (rows * cdiv(width, BLOCK),), tensors, numbers, constants)
-    return h if x.dim() == 2 else h.view(x.shape)
+        return None
+    strides, copied = row_strides(x)
+    rows, width = rows_and_width(x)
+    constants = {
+        "HAS_BIAS": bias is not None, "TANH": approximate == "tanh", "BLOCK": block, "num_warps": warps,
+    }  # fmt: skip
+    grid = (rows * cdiv(width, block),)
+    return Launch(launcher, gelu_forward_kernel, grid, (*strides, width), constants, copied)
 
 
 def gelu_backward(
@@ -180,6 +210,32 @@ def gelu_backward(
 
     The bias gradient is `bias_grad` with it added when that is given. h_out: as in `swiglu_backward`.
     """
+    found = _gelu_backward(launcher, (dh, x, bias, bias_grad, h_out), approximate, BLOCK, WARPS)
+    if found is None:
+        dx, db = gelu_backward_reference(dh, x, bias, approximate)
+        if h_out is not None:
+            h_out.copy_(gelu_forward_reference(x, bias, approximate).view(h_out.shape))
+        return dx, None if bias is None else db if bias_grad is None else bias_grad.add_(db)
+    launch, bias_sum = found
+    dx = new_like(x)
+    partial = None if bias is None else bias_sum.partials(dx)
+    launch((dh, x, bias, dx, h_out, partial))
+    return dx, None if bias is None else bias_sum(partial, bias_grad)
+
+
+@checked_once
+def _gelu_backward(
+    launcher: Launcher,
+    dh: Tensor,
+    x: Tensor,
+    bias: Tensor | None,
+    bias_grad: Tensor | None,
+    h_out: Tensor | None,
+    approximate: Approximation,
+    block: int,
+    warps: int,
+) -> tuple[Launch, PartialSum] | None:
+    """The launch (column blocks by stripes of rows), and the sum over its stripes."""
     _check_gelu(x, bias, approximate)
     check_tensor("dh", dh, shape=x.shape, device=x.device)
     _check_h_out(h_out, x)
@@ -189,51 +245,29 @@ def gelu_backward(
         main = (torch.float32, torch.float64)
         check_tensor("bias_grad", bias_grad, dtypes=main, shape=x.shape[-1:], device=x.device, contiguous=True)
     if not use_triton(x):
-        dx, db = gelu_backward_reference(dh, x, bias, approximate)
-        if h_out is not None:
-            h_out.copy_(gelu_forward_reference(x, bias, approximate).view(h_out.shape))
-        return dx, None if bias is None else db if bias_grad is None else bias_grad.add_(db)
-    flat_dh, flat = as_rows(dh), as_rows(x)
-    rows, width = flat.shape
-    dx = new_rows(flat, x.dtype)
-    has_bias, has_h = bias is not None, h_out is not None
-    shape = rows, width, has_h, has_bias, approximate, x.device, BLOCK, WARPS
-    grid, constants = _gelu_backward_launch(launcher, *shape)
-    partial = dx if bias is None else dx.new_empty((grid[1], width), dtype=torch.float32)
-    tensors = flat_dh, flat, flat if bias is None else bias, dx, dx if h_out is None else h_out, partial
-    numbers = flat_dh.stride(0), flat.stride(0), rows, width
-    start(launcher, gelu_backward_kernel, grid, tensors, numbers, constants)
-    return dx if x.dim() == 2 else dx.view(x.shape), sum_partials(partial, bias_grad, launcher) if has_bias else None
+        return None
+    strides, copied = row_strides(dh, x)
+    rows, width = rows_and_width(x)
+    grid = striped(rows, width, block, x.device)
+    constants = {
+        "HAS_H": h_out is not None, "HAS_BIAS": bias is not None, "TANH": approximate == "tanh", "ROWS": 2,
+        "BLOCK": block, "num_warps": warps,
+    }  # fmt: skip
+    launch = Launch(launcher, gelu_backward_kernel, grid, (*strides, rows, width), constants, copied)
+    return launch, PartialSum(launcher, grid[1], width, bias_grad)
 
 
-@remembered
-def _gelu_backward_launch(
-    rows: int,
-    width: int,
-    has_h: bool,
-    has_bias: bool,
-    approximate: Approximation,
-    device: torch.device,
-    block: int,
-    warps: int,
-) -> tuple[tuple[int, int], Constants]:
-    """(grid: column blocks by stripes of rows, constants)."""
-    constants = Constants(
-        HAS_H=has_h, HAS_BIAS=has_bias, TANH=approximate == "tanh", ROWS=2, BLOCK=block, num_warps=warps
-    )
-    return striped(rows, width, block, device), constants
-
-
-def _output(name: str, given: Tensor | None, like: Tensor, rows: int, width: int) -> Tensor:
+def _output_stride(name: str, given: Tensor | None, like: Tensor, rows: int, width: int) -> int:
+    """Elements from row to row of an output: of a given one, checked, or of a new one."""
     if given is None:
-        return new_rows(like, like.dtype)
+        return width
     if given.shape[-1] != width or given.numel() != rows * width or (width > 1 and given.stride(-1) != 1):
         raise KernelArgumentError(
             f"{name} has shape {tuple(given.shape)}, strides {given.stride()}; accepted: {rows} rows of {width} "
             "with unit stride in a row"
         )
     check_tensor(name, given, dtypes=(like.dtype,), device=like.device)
-    return given if given.dim() == 2 else given.view(rows, width)
+    return given.stride(0) if given.dim() == 2 else given.view(rows, width).stride(0)
 
 
 def _check_h_out(h_out: Tensor | None, like: Tensor) -> None:

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from kernels.direct import Launcher, direct, start
+from kernels.direct import Launch, Launcher, checked_once, direct
 from kernels.launch import FLOATS, KernelArgumentError, cdiv, check_float, check_tensor, tl, triton, use_triton
 
 Tensor = torch.Tensor
@@ -56,6 +56,15 @@ class AdamWStep:
     def corrections(self) -> tuple[float, float]:
         """(1 − β₁ᵗ, 1 − β₂ᵗ)."""
         return 1.0 - self.beta1**self.step, 1.0 - self.beta2**self.step
+
+    @property
+    def floats(self) -> tuple[float, ...]:
+        """What the kernel takes: step size, decay rate, β₁, β₂, 1 − β₁, 1 − β₂, √c₂, ε."""
+        c1, c2 = self.corrections
+        return (
+            self.lr / c1, float(self.lr * self.weight_decay), float(self.beta1), float(self.beta2), 1.0 - self.beta1,
+            1.0 - self.beta2, c2**0.5, float(self.eps),
+        )  # fmt: skip
 
 
 class DecayMask(NamedTuple):
@@ -163,40 +172,34 @@ def adamw_step(
     p, m, v: contiguous (n,) fp32, or fp64 through the reference; g: (n,) of any float type, read only; decay: None
     decays everything; grad_scale, found_inf: one-element tensors on p's device; copy: (n,) bf16, fp16 or fp32.
     """
-    _check(p, m, v, g, decay, grad_scale, found_inf, copy)
-    if not use_triton(p):
+    mask, codes = (None, None) if decay is None else (decay.mask, decay.codes)
+    tensors = p, m, v, g, copy, mask, codes, grad_scale, found_inf
+    launch = _launch(launcher, tensors, decay is not None, MASK_BLOCK, WARPS)
+    if launch is None:
         adamw_reference(p, m, v, g, step, decay, grad_scale, found_inf, copy)
         return
-    n = p.numel()
-    if not n:
-        return
-    c1, c2 = step.corrections
-    tensors = (
-        p, m, v, g, copy if copy is not None else p,
-        decay.mask if decay is not None else p, decay.codes if decay is not None else p,
-        grad_scale if grad_scale is not None else p, found_inf if found_inf is not None else p,
-    )  # fmt: skip
-    numbers = (
-        n, step.lr / c1, float(step.lr * step.weight_decay), float(step.beta1), float(step.beta2), 1.0 - step.beta1,
-        1.0 - step.beta2, c2**0.5, float(step.eps),
-    )  # fmt: skip
+    launch(tensors, step.floats)
+
+
+@checked_once
+def _launch(
+    launcher: Launcher, p: Tensor, m: Tensor, v: Tensor, g: Tensor, copy: Tensor | None, mask: Tensor | None,
+    codes: Tensor | None, grad_scale: Tensor | None, found_inf: Tensor | None, decayed: bool, block: int, warps: int,
+) -> Launch | None:  # fmt: skip
+    _check(p, m, v, g, mask, codes, decayed, grad_scale, found_inf, copy)
+    if not use_triton(p):
+        return None
     constants = {
-        "HAS_MASK": decay is not None, "HAS_SCALE": grad_scale is not None, "HAS_INF": found_inf is not None,
-        "HAS_COPY": copy is not None, "BLOCK": MASK_BLOCK, "num_warps": WARPS,
+        "HAS_MASK": decayed, "HAS_SCALE": grad_scale is not None, "HAS_INF": found_inf is not None,
+        "HAS_COPY": copy is not None, "BLOCK": block, "num_warps": warps,
     }  # fmt: skip
-    start(launcher, adamw_kernel, (cdiv(n, MASK_BLOCK),), tensors, numbers, constants)
+    return Launch(launcher, adamw_kernel, (cdiv(p.numel(), block),), (p.numel(),), constants)
 
 
 def _check(
-    p: Tensor,
-    m: Tensor,
-    v: Tensor,
-    g: Tensor,
-    decay: DecayMask | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-    copy: Tensor | None,
-) -> None:
+    p: Tensor, m: Tensor, v: Tensor, g: Tensor, mask: Any, codes: Any, decayed: bool,
+    grad_scale: Tensor | None, found_inf: Tensor | None, copy: Tensor | None,
+) -> None:  # fmt: skip
     check_tensor("p", p, dtypes=(torch.float32, torch.float64), shape=(None,))
     n = p.numel()
     for name, state in (("m", m), ("v", v)):
@@ -205,9 +208,9 @@ def _check(
     check_tensor("g", g, shape=(n,), device=p.device)
     if copy is not None:
         check_tensor("copy", copy, dtypes=(*FLOATS, torch.float64), shape=(n,), device=p.device)
-    if decay is not None:
-        check_tensor("decay.mask", decay.mask, dtypes=(torch.uint8,), shape=(n,), device=p.device)
-        check_tensor("decay.codes", decay.codes, dtypes=(torch.uint8,), shape=(cdiv(n, MASK_BLOCK),), device=p.device)
+    if decayed:
+        check_tensor("decay.mask", mask, dtypes=(torch.uint8,), shape=(n,), device=p.device)
+        check_tensor("decay.codes", codes, dtypes=(torch.uint8,), shape=(cdiv(n, MASK_BLOCK),), device=p.device)
     for name, number in (("grad_scale", grad_scale), ("found_inf", found_inf)):
         if number is not None and not isinstance(number, torch.Tensor):
             raise KernelArgumentError(f"{name} is {number!r}; accepted: a tensor of one element on {p.device}")

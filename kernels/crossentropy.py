@@ -18,26 +18,34 @@ gradient. A row whose target is `ignore_index`, or lies outside 0 … vocab_size
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch.compiler import is_compiling
 
 from kernels.crossentropy_kernels import cross_entropy_kernel, exp_target_kernel, row_max_kernel, row_statistics_kernel
-from kernels.direct import Launcher, direct, start
+from kernels.crossentropy_reference import (
+    LOWEST,
+    RowStatistics,
+    compute_type,
+    exp_target_reference,
+    loss_and_gradient_reference,
+    row_statistics_reference,
+)
+from kernels.direct import Launch, Launcher, checked_once, direct
 from kernels.launch import (
     KernelArgumentError,
-    as_rows,
     check_float,
     check_output,
     check_tensor,
+    new_like,
     next_power_of_2,
+    row_stride,
     use_triton,
 )
 
 Tensor = torch.Tensor
 IGNORE_INDEX = -100
-LOWEST = -3.0e38
-"""Start of the running maximum: finite, so that −inf logits stay exact zeros."""
 
 
 class RowConfig(NamedTuple):
@@ -46,15 +54,6 @@ class RowConfig(NamedTuple):
 
 
 CONFIG = RowConfig(2048, 8)
-
-
-class RowStatistics(NamedTuple):
-    """fp32 (rows,): maximum of the row's valid columns, Σ_{j≠y} exp(x_j − maximum), and x_y (0 where the target is
-    not in these columns)."""
-
-    row_max: Tensor
-    others: Tensor
-    target_logit: Tensor
 
 
 def check_targets(target: Tensor, vocab_size: int, ignore_index: int = IGNORE_INDEX) -> None:
@@ -69,55 +68,6 @@ def check_targets(target: Tensor, vocab_size: int, ignore_index: int = IGNORE_IN
         )
 
 
-# ---------------------------------------------------------------- reference
-
-
-def row_statistics_reference(logits: Tensor, target: Tensor, vocab_first: int, valid: int) -> RowStatistics:
-    """`RowStatistics` of (rows, width) logits of which the first `valid` columns are vocabulary.
-
-    They are fp64 for fp64 logits.
-    """
-    x = logits[:, :valid].to(_compute_type(logits))
-    row_max = x.max(-1).values if valid else x.new_full((x.shape[0],), LOWEST)
-    return RowStatistics(row_max, *exp_target_reference(logits, row_max, target, vocab_first, valid))
-
-
-def exp_target_reference(
-    logits: Tensor, row_max: Tensor, target: Tensor, vocab_first: int, valid: int
-) -> tuple[Tensor, Tensor]:
-    x = logits[:, :valid].to(_compute_type(logits))
-    chosen = torch.arange(valid, device=x.device)[None, :] == (target - vocab_first)[:, None]
-    others = torch.where(chosen, 0.0, torch.exp(x - row_max[:, None])).sum(-1)
-    return others, torch.where(chosen, x, 0.0).sum(-1)
-
-
-def loss_and_gradient_reference(
-    logits: Tensor, stats: RowStatistics, target: Tensor, weight: Tensor | None, scale: float, z_loss: float,
-    vocab_first: int, valid: int, vocab_size: int, ignore_index: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(loss (rows,), gradient like logits)."""
-    compute = _compute_type(logits)
-    used = (target != ignore_index) & (target >= 0) & (target < vocab_size)
-    total = stats.others + torch.exp(stats.target_logit - stats.row_max)
-    lse = stats.row_max + torch.log(total)
-    loss = torch.where(used, lse - stats.target_logit + z_loss * lse * lse, 0.0)
-    p = torch.exp(logits.to(compute) - lse[:, None])
-    factor = 1 + 2 * z_loss * lse
-    chosen = torch.arange(logits.shape[1], device=logits.device)[None, :] == (target - vocab_first)[:, None]
-    p_target = torch.exp(stats.target_logit - lse)
-    at_target = 2 * z_loss * lse * p_target - stats.others / total
-    gradient = torch.where(chosen, at_target[:, None], p * factor[:, None]) * scale
-    if weight is not None:
-        gradient = gradient * weight[:, None].to(compute)
-    gradient = torch.where(used[:, None], gradient, 0.0)
-    gradient[:, valid:] = 0
-    return loss, gradient.to(logits.dtype)
-
-
-def _compute_type(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
 # ---------------------------------------------------------------- plain functions
 
 
@@ -126,31 +76,22 @@ def row_statistics(
 ) -> RowStatistics:
     """Statistics of this rank's columns in one read. logits (rows, width); target int64 (rows,), global. To combine
     ranks: M = all-reduce max of row_max; others·exp(row_max − M) and target_logit are then summed."""
-    logits, valid, _ = _check(logits, target, vocab_first, vocab_size)
-    if not use_triton(logits):
+    launch, rows, valid, _ = _part(direct, (logits, target, None), "statistics", vocab_first, vocab_size)
+    if launch is None:
         return row_statistics_reference(logits, target, vocab_first, valid)
-    rows = logits.shape[0]
-    stats = RowStatistics(*(torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3)))
-    if rows:
-        block, warps = _config(logits.shape[1])
-        numbers = logits.stride(0), valid, vocab_first
-        constants = {"BLOCK": block, "num_warps": warps}
-        start(direct, row_statistics_kernel, (rows,), (logits, target, *stats), numbers, constants)
+    stats = RowStatistics(*(logits.new_empty(rows, dtype=torch.float32) for _ in range(3)))
+    launch((logits, target, *stats))
     return stats
 
 
 def row_max(logits: Tensor, *, vocab_first: int = 0, vocab_size: int | None = None) -> Tensor:
     """fp32 (rows,): maximum over this rank's vocabulary columns."""
-    logits, valid, _ = _check(logits, None, vocab_first, vocab_size)
-    if not use_triton(logits):
-        x = logits[:, :valid].to(_compute_type(logits))
+    launch, rows, valid, _ = _part(direct, (logits, None, None), "maximum", vocab_first, vocab_size)
+    if launch is None:
+        x = logits[:, :valid].to(compute_type(logits))
         return x.max(-1).values if valid else x.new_full((x.shape[0],), LOWEST)
-    rows = logits.shape[0]
-    out = torch.empty(rows, dtype=torch.float32, device=logits.device)
-    if rows:
-        block, warps = _config(logits.shape[1])
-        constants = {"BLOCK": block, "num_warps": warps}
-        start(direct, row_max_kernel, (rows,), (logits, out), (logits.stride(0), valid), constants)
+    out = logits.new_empty(rows, dtype=torch.float32)
+    launch((logits, out))
     return out
 
 
@@ -158,19 +99,41 @@ def exp_target(
     logits: Tensor, maximum: Tensor, target: Tensor, *, vocab_first: int = 0, vocab_size: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """(others, target_logit), fp32 (rows,), against the global row maximum; both are summed over the ranks."""
-    logits, valid, _ = _check(logits, target, vocab_first, vocab_size)
-    if not use_triton(logits):
+    launch, _, valid, _ = _part(direct, (logits, target, maximum), "exp_target", vocab_first, vocab_size)
+    if launch is None:
         return exp_target_reference(logits, maximum, target, vocab_first, valid)
-    check_tensor(
-        "maximum", maximum, dtypes=(torch.float32,), shape=(logits.shape[0],), device=logits.device, contiguous=True
-    )
     others, target_logit = torch.empty_like(maximum), torch.empty_like(maximum)
-    if logits.shape[0]:
-        block, warps = _config(logits.shape[1])
-        tensors, numbers = (logits, maximum, target, others, target_logit), (logits.stride(0), valid, vocab_first)
-        constants = {"BLOCK": block, "num_warps": warps}
-        start(direct, exp_target_kernel, (logits.shape[0],), tensors, numbers, constants)
+    launch((logits, maximum, target, others, target_logit))
     return others, target_logit
+
+
+_PARTS = {"statistics": row_statistics_kernel, "maximum": row_max_kernel, "exp_target": exp_target_kernel}
+
+
+class _Checked(NamedTuple):
+    launch: Launch | None  # None: the reference
+    rows: int
+    valid: int  # vocabulary columns among the logits'
+    total: int  # global vocabulary
+
+
+@checked_once
+def _part(
+    launcher: Launcher, logits: Tensor, target: Tensor | None, maximum: Any, part: str, vocab_first: int,
+    vocab_size: int | None,
+) -> _Checked:  # fmt: skip
+    """One of _PARTS; its numbers are the logits' stride and valid columns, then vocab_first where there are targets."""
+    valid, total = _check(logits, target, vocab_first, vocab_size)
+    rows, width = logits.shape
+    if not use_triton(logits):
+        return _Checked(None, rows, valid, total)
+    if part == "exp_target":
+        fp32 = (torch.float32,)
+        check_tensor("maximum", maximum, dtypes=fp32, shape=(rows,), device=logits.device, contiguous=True)
+    block, warps = _config(width)
+    numbers = logits.stride(0), valid, *(() if part == "maximum" else (vocab_first,))
+    launch = Launch(launcher, _PARTS[part], (rows,), numbers, {"BLOCK": block, "num_warps": warps})
+    return _Checked(launch, rows, valid, total)
 
 
 def cross_entropy(
@@ -196,9 +159,11 @@ def cross_entropy(
     The losses are unscaled: their sum times `scale` (1 / global tokens) is the mean. The gradient goes to `out`, over
     the logits (`in_place`), or to a new tensor. row_weight: (rows,) upstream gradient of each row's loss.
     """
-    logits, valid, total = _check(logits, target, vocab_first, vocab_size)
-    _check_rows(logits, row_weight, stats, vocab_first, total, out, in_place)
-    if not use_triton(logits):
+    launch, rows, valid, total = _cross_entropy(
+        launcher, (logits, target, row_weight, out, *(stats or _NO_STATS)),
+        stats is not None, vocab_first, vocab_size, ignore_index, in_place, gradient, config,
+    )  # fmt: skip
+    if launch is None:
         given = stats if stats is not None else row_statistics_reference(logits, target, vocab_first, valid)
         loss, grad = loss_and_gradient_reference(
             logits, given, target, row_weight, scale, z_loss, vocab_first, valid, total, ignore_index
@@ -206,28 +171,42 @@ def cross_entropy(
         if not gradient:
             return loss, None
         return loss, out.copy_(grad) if out is not None else logits.copy_(grad) if in_place else grad
-    rows, width = logits.shape
-    loss = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    loss = logits.new_empty(rows, dtype=torch.float32)
     if not gradient or in_place:
         out = logits
     elif out is None:
-        out = torch.empty((rows, width), dtype=logits.dtype, device=logits.device)
-    parts = stats if stats is not None else RowStatistics(loss, loss, loss)
-    if rows:
-        block, warps = config or _config(width)
-        tensors = logits, out, target, row_weight if row_weight is not None else loss, *parts, loss
-        numbers = (
-            logits.stride(0), out.stride(0), valid, width, vocab_first, total, ignore_index, float(scale),
-            float(z_loss),
-        )  # fmt: skip
-        constants = {
-            "GIVEN": stats is not None, "GRADIENT": gradient, "HAS_WEIGHT": row_weight is not None, "BLOCK": block,
-            "num_warps": warps,
-        }  # fmt: skip
-        start(launcher, cross_entropy_kernel, (rows,), tensors, numbers, constants)
-        if gradient and launcher is direct and not torch.compiler.is_compiling():
-            torch.autograd.graph.increment_version(out)  # autograd must see that a saved tensor was written over
+        out = new_like(logits)
+    launch((logits, out, target, row_weight, *(stats or _NO_STATS), loss), (float(scale), float(z_loss)))
+    if gradient and launcher is direct and not is_compiling():
+        torch.autograd.graph.increment_version(out)  # autograd must see that a saved tensor was written over
     return loss, out if gradient else None
+
+
+_NO_STATS = None, None, None
+
+
+@checked_once
+def _cross_entropy(
+    launcher: Launcher, logits: Tensor, target: Tensor, row_weight: Tensor | None, out: Tensor | None,
+    row_max: Any, others: Any, target_logit: Any,
+    has_stats: bool, vocab_first: int, vocab_size: int | None, ignore_index: int, in_place: bool, gradient: bool,
+    config: RowConfig | None,
+) -> _Checked:  # fmt: skip
+    valid, total = _check(logits, target, vocab_first, vocab_size)
+    stats = RowStatistics(row_max, others, target_logit) if has_stats else None
+    _check_rows(logits, row_weight, stats, vocab_first, total, out, in_place)
+    rows, width = logits.shape
+    if not use_triton(logits):
+        return _Checked(None, rows, valid, total)
+    block, warps = config or _config(width)
+    stride = logits.stride(0)
+    written = stride if not gradient or in_place else width if out is None else out.stride(0)
+    constants = {
+        "GIVEN": has_stats, "GRADIENT": gradient, "HAS_WEIGHT": row_weight is not None, "BLOCK": block,
+        "num_warps": warps,
+    }  # fmt: skip
+    numbers = stride, written, valid, width, vocab_first, total, ignore_index
+    return _Checked(Launch(launcher, cross_entropy_kernel, (rows,), numbers, constants), rows, valid, total)
 
 
 def _check_rows(
@@ -248,7 +227,7 @@ def _check_rows(
     if row_weight is not None:
         check_tensor("row_weight", row_weight, shape=rows, device=device, contiguous=True)
     for name, part in zip(RowStatistics._fields, stats or (), strict=False):
-        check_tensor(name, part, dtypes=(_compute_type(logits),), shape=rows, device=device, contiguous=True)
+        check_tensor(name, part, dtypes=(compute_type(logits),), shape=rows, device=device, contiguous=True)
     if out is not None:
         check_tensor("out", out, dtypes=(logits.dtype,), shape=logits.shape, device=device)
         check_output("out", out)
@@ -261,22 +240,20 @@ def _config(width: int) -> RowConfig:
     return RowConfig(block, CONFIG.warps) if block >= 2048 else RowConfig(block, 4)
 
 
-def _check(logits: Tensor, target: Tensor | None, vocab_first: int, vocab_size: int | None) -> tuple[Tensor, int, int]:
-    """(logits as rows, vocabulary columns among them, global vocabulary)."""
+def _check(logits: Tensor, target: Tensor | None, vocab_first: int, vocab_size: int | None) -> tuple[int, int]:
+    """(vocabulary columns among the logits', global vocabulary)."""
     check_float("logits", logits)
     check_tensor("logits", logits, shape=(None, None))
+    rows, width = logits.shape
     if target is not None:
-        check_tensor(
-            "target", target, dtypes=(torch.int64, torch.int32), shape=(logits.shape[0],), device=logits.device
-        )
-        if target.stride(0) != 1 and target.shape[0] > 1:
+        check_tensor("target", target, dtypes=(torch.int64, torch.int32), shape=(rows,), device=logits.device)
+        if target.stride(0) != 1 and rows > 1:
             raise KernelArgumentError(
                 f"target has stride {target.stride(0)}; accepted: contiguous (call .contiguous())"
             )
-    rows = as_rows(logits)
-    if rows is not logits:
+    if row_stride(logits) is None:
         raise KernelArgumentError(
             f"logits has strides {logits.stride()}; accepted: (rows, width) with unit stride along the width"
         )
-    total = vocab_size if vocab_size is not None else vocab_first + rows.shape[1]
-    return rows, max(0, min(rows.shape[1], total - vocab_first)), total
+    total = vocab_size if vocab_size is not None else vocab_first + width
+    return max(0, min(width, total - vocab_first)), total

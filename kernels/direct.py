@@ -1,14 +1,15 @@
 """How kernels are launched: through Triton, or past it once Triton has compiled what the launch needs.
 
 Triton binds, specialises and hashes every argument by name on each launch, and asks the driver about every pointer:
-more host time than a small kernel takes on the device. `start` with the launcher `direct` looks a launch up twice
-instead. First by its very numbers, types, alignments and constants, as a training step repeats them. Failing that, by
-what its compilation depends on: of an integer only whether it is 1, a multiple of 16, or wide; of a float nothing. A
-combination that is new there too goes through Triton, which compiles it. Kernels take their pointers first, then
-their numbers, then their constants.
+more host time than a small kernel takes on the device. With the launcher `direct` a launch is looked up by what its
+compilation depends on: types, alignments and constants; of an integer only whether it is 1, a multiple of 16, or
+wide; of a float nothing. A combination that is new there goes through Triton, which compiles it. Kernels take their
+pointers first, then their numbers, then their constants. `start` looks up each launch; a `Launch` keeps what it found.
 
-`remembered` keeps what a call derives from its shapes alone (grid, constants); its `Constants` are then one object a
-launch, which is looked up by identity.
+Argument checks, grid, strides and constants depend on the tensors' signature alone (shape, strides, type, device) and
+on the call's flags. `checked_once` remembers by these what a function derived that checked them, mostly a `Launch`: a
+repeated call costs its signature, one look-up, its allocations and the launch. Wrong arguments raise, so they are
+never remembered; nor are addresses.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 
 from kernels.launch import HAS_TRITON, INTERPRETED, KernelArgumentError, triton
 
@@ -26,10 +29,11 @@ Launcher = Callable[[Any], Any]
 """How a kernel is launched: `direct` from plain functions, `torch.library.wrap_triton` inside a `triton_op`."""
 
 REMEMBERED = 4096
-"""Launches (for each kernel) and derived shapes (for each function) remembered; a memory is emptied when full."""
+"""Entries of one memory: launches of a kernel, signatures of a function. A memory is emptied when full."""
 if hasattr(torch._C, "_cuda_getCurrentRawStream"):
     _current_device, _current_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
 _address = torch._C.TensorBase.data_ptr
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
 
 SHORT = (
     os.environ.get("WINDTUNNEL_SHORT_LAUNCH", "1") != "0"
@@ -45,32 +49,45 @@ WINDTUNNEL_SHORT_LAUNCH=0 switches it off.
 """
 
 
-class Constants(dict[str, Any]):
-    """The constants of a remembered launch: equal only to itself, so that a lookup costs no comparison."""
-
-    __slots__ = ()
-    __hash__ = object.__hash__  # type: ignore[assignment]
-    __eq__ = object.__eq__
-    __ne__ = object.__ne__
-
-
-def remembered(derive: Callable[..., Any]) -> Callable[..., Any]:
-    """`derive(*key)`, kept by its arguments; called with launcher first, and kept for `direct` alone (under a compiler
-    sizes may be symbols)."""
+def checked_once(derive: Callable[..., Any]) -> Callable[..., Any]:
+    """`derive(launcher, *tensors, *flags)`, called as (launcher, tensors, *flags) and remembered by the signature of
+    the tensors, None among them, and by the flags. For `direct` alone (under a compiler sizes may be symbols), and for
+    plain tensors (what `derive` returns may hold some that it made)."""
     kept: dict[tuple[Any, ...], Any] = {}
+    _SIGNATURES.append(kept)
 
     @functools.wraps(derive)
-    def find(launcher: Launcher, *key: Any) -> Any:
-        if launcher is not direct:
-            return derive(*key)
-        found = kept.get(key)
-        if found is None:
-            if len(kept) >= REMEMBERED:
-                kept.clear()
-            found = kept[key] = derive(*key)
+    def find(launcher: Launcher, tensors: tuple[torch.Tensor | None, ...], *flags: Any) -> Any:
+        if launcher is not direct or is_compiling():
+            return derive(launcher, *tensors, *flags)
+        try:
+            key = (
+                flags,
+                *[t if t is None else (t.shape, t.is_contiguous() or t.stride(), t.dtype, t.device) for t in tensors],
+            )
+            found = kept.get(key, kept)
+        except (AttributeError, TypeError, RuntimeError):  # no tensor, no strides or no hash: the checks say so
+            return derive(launcher, *tensors, *flags)
+        if found is kept:
+            found = derive(launcher, *tensors, *flags)
+            if _PLAIN.issuperset(map(type, tensors)):
+                _keep(kept, key, found)
         return found
 
     return find
+
+
+def forget() -> None:
+    """Empties every memory, of signatures and of launches."""
+    for kept in _SIGNATURES:
+        kept.clear()
+    _DIRECT.clear()
+
+
+def _keep(memory: dict[Any, Any], key: Any, value: Any) -> None:
+    if len(memory) >= REMEMBERED:
+        memory.clear()
+    memory[key] = value
 
 
 def direct(kernel: Any) -> Any:
@@ -85,15 +102,87 @@ def start(
     tensors: tuple[torch.Tensor, ...],
     numbers: tuple[Any, ...],
     constants: Mapping[str, Any],
-) -> None:
-    """Launch `kernel` on (*tensors, *numbers) with `constants`, which hold num_warps too."""
-    if SHORT and launcher is direct and not torch.compiler.is_compiling():
+) -> Any:
+    """Launch `kernel` on (*tensors, *numbers) with `constants`, which hold num_warps too; the compiled form, where one
+    was launched past Triton."""
+    if SHORT and launcher is direct and not is_compiling():
         found = _DIRECT.get(id(kernel))
         if found is None:
             found = _DIRECT[id(kernel)] = Direct(kernel)
-        found.launch(grid, tensors, numbers, constants)
-    else:
-        launcher(kernel)[grid](*tensors, *numbers, **constants)
+        return found.launch(grid, tensors, numbers, constants)
+    launcher(kernel)[grid](*tensors, *numbers, **constants)
+    return None
+
+
+_UNKNOWN = object()
+"""The key of a launch that has not been looked up."""
+
+
+class Launch:
+    """A kernel with the grid, numbers and constants that a signature gives it, called with tensors: None stands for
+    one that the constants leave out, in the same places on every call.
+
+    Numbers that change from call to call follow those of the signature: floats, which no code depends on, then
+    integers. copied: positions of tensors that the kernel cannot read as they lie; it reads contiguous copies.
+    """
+
+    __slots__ = ("constants", "copied", "device", "forms", "given", "grid", "kernel", "launcher", "numbers", "places")
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        kernel: Any,
+        grid: tuple[int, ...],
+        numbers: tuple[Any, ...],
+        constants: Mapping[str, Any],
+        copied: tuple[int, ...] = (),
+    ) -> None:
+        self.launcher, self.kernel, self.constants = launcher, kernel, constants
+        self.grid, self.numbers, self.copied = (*grid, 1, 1)[:3], numbers, copied
+        self.forms: dict[Any, Any] = {}  # compiled forms by alignments, and what is compiled of the integers
+        self.device: int | None = None  # of the forms; None until a form is known
+        self.given: Any = None  # chooses the tensors that are not None
+        self.places: Any = None  # spreads their addresses
+
+    def __call__(
+        self, tensors: tuple[torch.Tensor | None, ...], floats: tuple[float, ...] = (), integers: tuple[int, ...] = ()
+    ) -> None:
+        if self.device is None:
+            self._by_arguments(tensors, floats, integers)
+            return
+        addresses, low = list(map(_address, tensors if self.given is None else self.given(tensors))), 0
+        for address in addresses:
+            low |= address
+        key: Any = tuple([a & 15 for a in addresses]) if low & 15 else None
+        if integers:
+            key = key, *map(_specialisation, integers)
+        found, device = self.forms.get(key), _current_device()
+        if found is None or device != self.device or 0 in addresses:
+            self._by_arguments(tensors, floats, integers, key)
+            return
+        if self.places is not None:
+            addresses = self.places(addresses)
+        run, head, trailing = found
+        run(*self.grid, _current_stream(device), *head, *addresses, *self.numbers, *floats, *integers, *trailing)
+
+    def _by_arguments(self, tensors: tuple[Any, ...], floats: Any, integers: Any, key: Any = _UNKNOWN) -> None:
+        """The launch by `start`, whose form is kept for the next call with this key."""
+        if 0 in self.grid:
+            return
+        every = [tensors[0] if t is None else t.contiguous() if i in self.copied else t for i, t in enumerate(tensors)]
+        numbers = *self.numbers, *floats, *integers
+        found = start(self.launcher, self.kernel, self.grid, tuple(every), numbers, self.constants)
+        if found is None or self.copied:
+            return
+        if self.device is None:
+            there = [i for i, t in enumerate(tensors) if t is not None]
+            if len(there) < len(tensors):
+                self.given = itemgetter(*there)
+                self.places = itemgetter(*[there.index(i) if i in there else 0 for i in range(len(tensors))])
+            own = every[0].get_device()
+            self.device = own if own >= 0 else _current_device()  # last: another thread may be in a call
+        if key is not _UNKNOWN:
+            _keep(self.forms, key, found)
 
 
 class Direct:
@@ -116,28 +205,28 @@ class Direct:
         tensors: tuple[torch.Tensor, ...],
         numbers: tuple[Any, ...],
         constants: Mapping[str, Any],
-    ) -> None:
+    ) -> Any:
+        """The compiled form that was launched; None when Triton compiled and launched it."""
         device = _current_device()
         if device != tensors[0].get_device() >= 0:  # a launch goes to the current device: make it the tensors'
             with torch.cuda.device(tensors[0].device):
                 return self.launch(grid, tensors, numbers, constants)
-        addresses = list(map(_address, tensors))
-        low = 0
+        addresses, low = list(map(_address, tensors)), 0
         for address in addresses:
             low |= address
         alignment = tuple([a & 15 for a in addresses]) if low & 15 else None
-        same: Any = constants if constants.__class__ is Constants else tuple(constants.values())
-        key = (device, alignment, same, numbers, *[t.dtype for t in tensors])
+        key = (device, alignment, tuple(constants.values()), numbers, *[t.dtype for t in tensors])
         found = self.repeated.get(key)
-        if found is None:
+        if found is None or 0 in addresses:
             _check_real(tensors)
+        if found is None:
             found = self._find(key, grid, tensors, numbers, constants)
             if found is None:
                 return None
+            _keep(self.repeated, key, found)
         run, head, trailing = found
-        y = grid[1] if len(grid) > 1 else 1
-        run(grid[0], y, 1, _current_stream(device), *head, *addresses, *numbers, *trailing)
-        return None
+        run(*(*grid, 1, 1)[:3], _current_stream(device), *head, *addresses, *numbers, *trailing)
+        return found
 
     def _find(
         self,
@@ -149,13 +238,9 @@ class Direct:
     ) -> Any:
         """The compiled kernel of the launch; None when Triton has just compiled and launched it."""
         assert len(tensors) == self.pointers
-        values = tuple(constants.values())
-        coarse = (*key[:2], values, *map(_specialisation, numbers), *key[4:])
+        coarse = (*key[:3], *map(_specialisation, numbers), *key[4:])
         found = self.compiled.get(coarse)
         if found is not None:
-            if len(self.repeated) >= REMEMBERED:
-                self.repeated.clear()
-            self.repeated[key] = found
             return found
         compiled = self.kernel[grid](*tensors, *numbers, **constants)
         trailing = tuple(constants[name] for name in self.constants)
@@ -193,3 +278,4 @@ def _specialisation(number: Any) -> Any:
 
 
 _DIRECT: dict[int, Direct] = {}
+_SIGNATURES: list[dict[tuple[Any, ...], Any]] = []

@@ -115,22 +115,51 @@ def check_float(name: str, tensor: torch.Tensor) -> None:
         raise KernelArgumentError(f"{name} has dtype {kind}; accepted: float32, bfloat16, float16, float64")
 
 
-def as_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` as (rows, width) with unit stride along the width: a view where one exists, a copy where not (a
-    slower, correct path). Raises KernelArgumentError for a scalar or an empty width."""
+def row_stride(tensor: torch.Tensor) -> int | None:
+    """Elements from one row of `tensor`, read as (rows, width), to the next; None where rows do not lie so, or not
+    with unit stride along the width: a copy is needed (a slower, correct path). Raises KernelArgumentError for a
+    scalar or an empty width."""
     if tensor.dim() == 0 or tensor.shape[-1] == 0:
         raise KernelArgumentError(
             f"a tensor of shape {tuple(tensor.shape)} has no rows; accepted: (…, width), width ≥ 1"
         )
-    rows = tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])
-    return rows if rows.shape[1] <= 1 or rows.stride(1) == 1 else rows.contiguous()
+    *sizes, width = tensor.shape
+    *strides, unit = tensor.stride()
+    if width > 1 and unit != 1:
+        return None
+    if len(sizes) == 1:
+        return strides[0]
+    if tensor.is_contiguous():
+        return width
+    first = following = None
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        if size == 1:
+            continue
+        if following is not None and stride != following:
+            return None
+        first, following = stride if first is None else first, stride * size
+    return width if first is None else first
 
 
-def new_rows(like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised contiguous tensor of the shape and device of `like`."""
-    if like.dtype is dtype and like.is_contiguous():
+def row_strides(*tensors: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """`row_stride` of each tensor, as it will be, and the positions of those to be copied for it."""
+    found = [row_stride(tensor) for tensor in tensors]
+    copied = tuple(i for i, stride in enumerate(found) if stride is None)
+    strides = [t.shape[-1] if stride is None else stride for t, stride in zip(tensors, found, strict=True)]
+    return tuple(strides), copied
+
+
+def rows_and_width(tensor: torch.Tensor) -> tuple[int, int]:
+    """Of `tensor` read as (rows, width)."""
+    width = tensor.shape[-1]
+    return tensor.numel() // width, width
+
+
+def new_like(like: torch.Tensor) -> torch.Tensor:
+    """An uninitialised contiguous tensor of the shape, type and device of `like`."""
+    if like.is_contiguous():
         return torch.empty_like(like)  # half the host time of naming shape and device
-    return torch.empty(like.shape, dtype=dtype, device=like.device)
+    return torch.empty_like(like, memory_format=torch.contiguous_format)
 
 
 def next_power_of_2(n: int) -> int:

@@ -15,24 +15,27 @@ order) multiplies in fp32. fp64 goes through the reference.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from typing import NamedTuple
+
 import torch
 
-from kernels.direct import Constants, Launcher, direct, start
+from kernels.direct import Launch, Launcher, checked_once, direct
 from kernels.launch import (
     FLOATS,
     KernelArgumentError,
-    as_rows,
     cdiv,
     check_float,
     check_tensor,
-    new_rows,
+    new_like,
+    row_strides,
     use_triton,
 )
 from kernels.norms_config import BackwardConfig, ForwardConfig
-from kernels.norms_kernels import sum_partials_kernel
-from kernels.norms_launch import backward_launch, forward_launch
+from kernels.norms_launch import backward_form, forward_form
 from kernels.norms_reference import Kind, Rounding, norm_backward_reference, norm_forward_reference
 from kernels.norms_wide import norm_columns_kernel
+from kernels.partials import PartialSum
 from kernels.random import NO_DROPOUT, Dropout
 
 Tensor = torch.Tensor
@@ -59,28 +62,39 @@ def norm_forward(
     y has x's type and shape; rstd and mean are fp32 (rows,); mean is empty for rms. Without residual and dropout
     `stream` is x itself.
     """
+    dropped = dropout.p > 0.0
+    found = _forward(launcher, (x, weight, bias, residual), kind, rounding, float(eps), dropped, config)
+    if found is None:
+        return norm_forward_reference(kind, x, weight, bias, eps, residual, dropout, rounding)
+    launch, rows, mean = found
+    y, rstd = new_like(x), x.new_empty(rows, dtype=torch.float32)
+    if mean is None:
+        mean = torch.empty_like(rstd)
+    stored = new_like(x if residual is None else residual) if dropped or residual is not None else None
+    tensors = x, residual, weight, bias, y, stored, None if kind == "rms" else mean, rstd
+    launch(tensors, *_random(dropout) if dropped else ())
+    return y, x if stored is None else stored, rstd, mean
+
+
+@checked_once
+def _forward(
+    launcher: Launcher, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
+    kind: Kind, rounding: Rounding, eps: float, dropped: bool, config: ForwardConfig | None,
+) -> tuple[Launch, int, Tensor | None] | None:  # fmt: skip
+    """(launch, rows, the mean where that is nothing)."""
     width = _check(kind, rounding, x, weight, bias, residual)
     if not use_triton(x):
-        return norm_forward_reference(kind, x, weight, bias, eps, residual, dropout, rounding)
-    rms, dropped = kind == "rms", dropout.p > 0.0
-    flat = as_rows(x)
-    skip = flat if residual is None else as_rows(residual)
-    rows = flat.shape[0]
-    y, rstd = new_rows(flat, x.dtype), flat.new_empty(rows, dtype=torch.float32)
-    mean = _nothing(x.device, launcher) if rms else torch.empty_like(rstd)
-    store = dropped or residual is not None
-    stream = new_rows(skip, skip.dtype) if store else flat
-    if rows:
-        launch = forward_launch(
-            launcher, rms, rows, width, residual is not None, bias is not None, dropped, rounding == "llama", x.device,
-            config,
-        )  # fmt: skip
-        tensors = flat, skip, weight, weight if bias is None else bias, y, stream, rstd if rms else mean, rstd
-        numbers = flat.stride(0), skip.stride(0), rows, width, float(eps), *dropout.numbers
-        start(launcher, launch.kernel, launch.grid, tensors, numbers, launch.constants)
-    if x.dim() != 2:
-        y, stream = y.view(x.shape), stream.view(x.shape)
-    return y, stream if store else x, rstd, mean
+        return None
+    strides, copied = row_strides(x, x if residual is None else residual)
+    rows = x.numel() // width
+    kernel, grid, constants = forward_form(
+        kind == "rms", rows, width, residual is not None, bias is not None, dropped, rounding == "llama", x.device,
+        config,
+    )  # fmt: skip
+    numbers = *strides, rows, width, eps, *(() if dropped else NO_DROPOUT.numbers)
+    with torch.inference_mode(False) if launcher is direct else nullcontext():  # what is remembered outlives a mode
+        nothing = x.new_empty(0, dtype=torch.float32) if kind == "rms" else None
+    return Launch(launcher, kernel, grid, numbers, constants, copied), rows, nothing
 
 
 def norm_backward(
@@ -107,69 +121,73 @@ def norm_backward(
     write into either). dweight and dbias are fp32 (width,): new tensors, or `weight_grad` / `bias_grad` with the
     gradient added; None where not asked for.
     """
+    dropped = dropout.p > 0.0
+    found = _backward(
+        launcher, (dy, stream, weight, rstd, mean, dstream, weight_grad, bias_grad),
+        kind, rounding, has_bias, dropped, need_weight, config,
+    )  # fmt: skip
+    if found is None:
+        return _backward_reference(
+            kind, dy, stream, weight, rstd, mean, has_bias, dstream, dropout, rounding, weight_grad, bias_grad,
+            need_weight,
+        )  # fmt: skip
+    dresidual = new_like(stream)
+    dx = new_like(dy) if found.split else None
+    mean = None if kind == "rms" else mean
+    dw = found.weight_sum.partials(rstd) if need_weight else None
+    db = found.bias_sum.partials(rstd) if has_bias else None
+    tensors = dy, stream, weight, mean, rstd, dstream, dresidual, dx
+    found.main(tensors if found.wide else (*tensors, dw, db), *_random(dropout) if dropped else ())
+    if found.columns is not None:
+        found.columns((dy, stream, mean, rstd, dw, db))
+    return (
+        dresidual,
+        dresidual if dx is None else dx,
+        found.weight_sum(dw, weight_grad) if need_weight else None,
+        found.bias_sum(db, bias_grad) if has_bias else None,
+    )
+
+
+class _Backward(NamedTuple):
+    main: Launch
+    wide: bool  # `main` forms no weight gradients; `columns` does, where one is asked for
+    columns: Launch | None
+    split: bool  # dx is not dresidual
+    weight_sum: PartialSum
+    bias_sum: PartialSum
+
+
+@checked_once
+def _backward(
+    launcher: Launcher, dy: Tensor, stream: Tensor, weight: Tensor, rstd: Tensor, mean: Tensor | None,
+    dstream: Tensor | None, weight_grad: Tensor | None, bias_grad: Tensor | None,
+    kind: Kind, rounding: Rounding, has_bias: bool, dropped: bool, need_weight: bool, config: BackwardConfig | None,
+) -> _Backward | None:  # fmt: skip
     if bias_grad is not None and not has_bias:
         raise KernelArgumentError("bias_grad is given and has_bias is False; accepted: both, or neither")
     width = _check(kind, rounding, dy, weight, None, stream)
     _check_backward(kind, dy, stream, rstd, mean, dstream, weight_grad, bias_grad, width)
     if not use_triton(dy):
-        return _backward_reference(
-            kind, dy, stream, weight, rstd, mean, has_bias, dstream, dropout, rounding, weight_grad, bias_grad,
-            need_weight,
-        )  # fmt: skip
-    rms, dropped, dtype = kind == "rms", dropout.p > 0.0, stream.dtype
-    flat_dy, flat_stream = as_rows(dy), as_rows(stream)
-    flat_ds = flat_dy if dstream is None else as_rows(dstream)
-    rows = flat_dy.shape[0]
-    dresidual = new_rows(flat_stream, dtype)
-    split = dropped or dtype is not dy.dtype
-    dx = new_rows(flat_dy, dy.dtype) if split else dresidual
-    centre = rstd if rms or mean is None else mean
-    launch, wide, columns, partials = backward_launch(
-        launcher, rms, rows, width, dstream is not None, has_bias, dropped, rounding == "llama", need_weight, split,
+        return None
+    strides, copied = row_strides(dy, stream, dy if dstream is None else dstream)
+    rows, split = dy.numel() // width, dropped or stream.dtype is not dy.dtype
+    (kernel, grid, constants), wide, columns, partials = backward_form(
+        kind == "rms", rows, width, dstream is not None, has_bias, dropped, rounding == "llama", need_weight, split,
         (dy.itemsize, stream.itemsize, weight.itemsize), dy.device, config,
     )  # fmt: skip
-    dw = rstd.new_empty((partials, width), dtype=torch.float32) if need_weight else rstd
-    db = rstd.new_empty((partials, width), dtype=torch.float32) if has_bias else rstd
-    strides = flat_dy.stride(0), flat_stream.stride(0), flat_ds.stride(0)
-    tensors = flat_dy, flat_stream, weight, centre, rstd, flat_ds, dresidual, dx
-    numbers = *strides, rows, width, *dropout.numbers
-    start(launcher, launch.kernel, launch.grid, tensors if wide else (*tensors, dw, db), numbers, launch.constants)
-    if columns is not None:
-        grid, shape = (cdiv(width, 256), partials), (*strides[:2], rows, width)
-        start(launcher, norm_columns_kernel, grid, (flat_dy, flat_stream, centre, rstd, dw, db), shape, columns)
-    if stream.dim() != 2:
-        dresidual, dx = dresidual.view(stream.shape), dx.view(stream.shape)
-    return (
-        dresidual,
-        dx,
-        sum_partials(dw, weight_grad, launcher) if need_weight else None,
-        sum_partials(db, bias_grad, launcher) if has_bias else None,
-    )
+    numbers = *strides, rows, width, *(() if dropped else NO_DROPOUT.numbers)
+    main = Launch(launcher, kernel, grid, numbers, constants, tuple((0, 1, 5)[i] for i in copied))
+    formed = None if columns is None else Launch(
+        launcher, norm_columns_kernel, (cdiv(width, 256), partials), (*strides[:2], rows, width), columns,
+        tuple(i for i in copied if i < 2),
+    )  # fmt: skip
+    sums = (PartialSum(launcher, partials, width, into) for into in (weight_grad, bias_grad))
+    return _Backward(main, wide, formed, split, *sums)
 
 
-def sum_partials(partial: Tensor, into: Tensor | None, launcher: Launcher = direct) -> Tensor:
-    """Σ over the rows of fp32 (partials, width), in a fixed order; added into `into` and returned as it, when given."""
-    partials, width = partial.shape
-    out = partial.new_empty(width) if into is None else into
-    constants = _SUM_NEW if into is None else _SUM_INTO
-    start(launcher, sum_partials_kernel, (cdiv(width, 32),), (partial, out), (partials, width), constants)
-    return out
-
-
-_SUM_NEW = Constants(ACCUMULATE=False, ROWS=64, BLOCK=32, num_warps=4)
-_SUM_INTO = Constants(ACCUMULATE=True, ROWS=64, BLOCK=32, num_warps=4)
-_EMPTY: dict[torch.device, Tensor] = {}
-
-
-def _nothing(device: torch.device, launcher: Launcher) -> Tensor:
-    """An empty fp32 tensor; one a device for the plain functions, as nobody can write into it."""
-    if launcher is not direct:
-        return torch.empty(0, dtype=torch.float32, device=device)
-    found = _EMPTY.get(device)
-    if found is None:
-        with torch.inference_mode(False):  # it outlives the mode it is made under
-            found = _EMPTY[device] = torch.empty(0, dtype=torch.float32, device=device)
-    return found
+def _random(dropout: Dropout) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """What changes of a launch from call to call: the dropout's floats, and its integers."""
+    return dropout.numbers[:2], dropout.numbers[2:]
 
 
 def _backward_reference(

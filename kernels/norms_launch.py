@@ -1,5 +1,4 @@
-"""What a norm's launch derives from its shapes: which kernel, its grid and its constants; remembered by
-`kernels/direct.py`."""
+"""What a norm's launch derives from its shapes: which kernel, its grid and its constants."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kernels.direct import Constants, remembered
 from kernels.launch import by_width, cdiv, next_power_of_2, processors
 from kernels.norms_config import (
     BACKWARD_TABLE,
@@ -23,21 +21,20 @@ from kernels.norms_kernels import norm_backward_kernel, norm_forward_kernel
 from kernels.norms_wide import norm_wide_backward_kernel, norm_wide_forward_kernel
 
 
-class Launch(NamedTuple):
+class Form(NamedTuple):
     kernel: Any
     grid: tuple[int, ...]
-    constants: Constants
+    constants: dict[str, Any]
 
 
-class BackwardLaunch(NamedTuple):
-    main: Launch
+class BackwardForm(NamedTuple):
+    main: Form
     wide: bool  # rows are looped over, and weight gradients formed by columns
-    columns: Constants | None  # of the kernel that forms the weight gradients of rows too wide for registers
+    columns: dict[str, Any] | None  # of the kernel that forms the weight gradients of rows too wide for registers
     partials: int  # rows of partial weight gradients
 
 
-@remembered
-def forward_launch(
+def forward_form(
     rms: bool,
     rows: int,
     width: int,
@@ -47,7 +44,7 @@ def forward_launch(
     llama: bool,
     device: torch.device,
     config: ForwardConfig | None,
-) -> Launch:
+) -> Form:
     """The launch of a forward over (rows, width); rows > 0."""
     store = has_residual or has_dropout
     flags: dict[str, Any] = {
@@ -60,15 +57,14 @@ def forward_launch(
     if config.loop:
         exact = width % config.loop == 0 and rows % config.rows == 0
         flags |= {"EXACT": exact, "COLUMNS": width if exact else 0, "ROWS": config.rows}
-        constants = Constants(**flags, BLOCK=config.loop, num_warps=config.warps)
-        return Launch(norm_wide_forward_kernel, (tiles,), constants)
+        constants = dict(**flags, BLOCK=config.loop, num_warps=config.warps)
+        return Form(norm_wide_forward_kernel, (tiles,), constants)
     programs = min(tiles, processors(device) * config.per_processor) if config.per_processor else tiles
     shape = {"RELOAD": config.reload, "ROWS": config.rows, "BLOCK": next_power_of_2(width), "STAGES": config.stages}
-    return Launch(norm_forward_kernel, (programs,), Constants(**flags, **shape, num_warps=config.warps))
+    return Form(norm_forward_kernel, (programs,), dict(**flags, **shape, num_warps=config.warps))
 
 
-@remembered
-def backward_launch(
+def backward_form(
     rms: bool,
     rows: int,
     width: int,
@@ -81,17 +77,15 @@ def backward_launch(
     item_bytes: tuple[int, int, int],
     device: torch.device,
     config: BackwardConfig | None,
-) -> BackwardLaunch:
+) -> BackwardForm:
     """The launch of a backward over (rows, width); item_bytes: an element of dy, stream and weight."""
     shared = {"RMS": rms, "HAS_DSTREAM": has_dstream, "SPLIT": split, "HAS_DROPOUT": has_dropout}
     gradients = {"WEIGHT_GRADIENT": need_weight, "HAS_BIAS": has_bias, "ROUND": llama}
     if width > (PERSISTENT_WIDTH // 2 if has_bias else PERSISTENT_WIDTH):
-        main = Constants(**shared, BLOCK=WIDE_BLOCK, num_warps=8)
-        columns = Constants(RMS=rms, **gradients, ROWS=16, BLOCK=256, num_warps=4)
-        launch = Launch(norm_wide_backward_kernel, (max(1, rows),), main)
-        return BackwardLaunch(
-            launch, True, columns if need_weight or has_bias else None, max(1, min(16, cdiv(rows, 64)))
-        )
+        main = dict(**shared, BLOCK=WIDE_BLOCK, num_warps=8)
+        columns = dict(RMS=rms, **gradients, ROWS=16, BLOCK=256, num_warps=4)
+        launch = Form(norm_wide_backward_kernel, (max(1, rows),), main)
+        return BackwardForm(launch, True, columns if need_weight or has_bias else None, max(1, min(16, cdiv(rows, 64))))
     config = config or by_width(BACKWARD_TABLE, width)
     block = next_power_of_2(width)
     partials = max(1, min(processors(device) * config.per_processor, cdiv(rows, config.rows)))
@@ -99,8 +93,8 @@ def backward_launch(
         "EXACT": block == width, "RELOAD": config.reload, "ROWS": config.rows, "BLOCK": block,
         "STAGES": _stages(config, block, has_dstream, item_bytes),
     }  # fmt: skip
-    main = Constants(**shared, **gradients, **shape, num_warps=config.warps)
-    return BackwardLaunch(Launch(norm_backward_kernel, (partials,), main), False, None, partials)
+    main = dict(**shared, **gradients, **shape, num_warps=config.warps)
+    return BackwardForm(Form(norm_backward_kernel, (partials,), main), False, None, partials)
 
 
 def _stages(config: BackwardConfig, block: int, has_dstream: bool, item_bytes: tuple[int, int, int]) -> int:

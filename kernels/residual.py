@@ -11,23 +11,25 @@ of rows keep partial sums, and a second kernel adds them in a fixed order. The s
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from kernels.direct import Constants, Launcher, direct, remembered, start
+from kernels.direct import Launch, Launcher, checked_once, direct
 from kernels.launch import (
     FLOATS,
     KernelArgumentError,
-    as_rows,
     cdiv,
     check_float,
     check_tensor,
-    new_rows,
+    new_like,
+    row_strides,
     striped,
     tl,
     triton,
     use_triton,
 )
-from kernels.norms import sum_partials
+from kernels.partials import PartialSum
 from kernels.random import keep_tile
 from kernels.reference_layer import Mask, add, add_backward
 
@@ -96,77 +98,116 @@ def residual_forward(
 ) -> Tensor:
     """residual + dropout(z + bias), contiguous, in residual's type. residual, z (rows, width); bias (width,);
     mask.tokens (rows, 1) int64; a mask whose columns do not follow one another goes to the reference."""
-    _check(residual, z, bias, mask, launcher)
-    if not use_triton(residual) or (bias is None and mask is None) or not _in_order(mask):
+    tokens, has_mask, in_order = _mask_signature(mask)
+    launch = _forward(launcher, (residual, z, bias, tokens), has_mask, in_order, BLOCK, WARPS)
+    _check_first(mask, launcher)
+    if launch is None:
         return add(residual, z, bias, mask)
-    flat, branch = as_rows(residual), as_rows(z)
-    rows, width = flat.shape
-    out = new_rows(flat, residual.dtype)
-    if out.numel():
-        tokens, random = _mask_arguments(mask, z)
-        tensors = flat, branch, z if bias is None else bias, tokens, out
-        constants = {"HAS_BIAS": bias is not None, "HAS_DROPOUT": mask is not None, "BLOCK": BLOCK, "num_warps": WARPS}
-        grid = (rows * cdiv(width, BLOCK),)
-        numbers = flat.stride(0), branch.stride(0), width, *random
-        start(launcher, residual_forward_kernel, grid, tensors, numbers, constants)
+    out = new_like(residual)
+    launch((residual, z, bias, tokens, out), *_random(mask))
     return out
+
+
+@checked_once
+def _forward(
+    launcher: Launcher, residual: Tensor, z: Tensor, bias: Tensor | None, tokens: Tensor | None,
+    has_mask: bool, in_order: bool, block: int, warps: int,
+) -> Launch | None:  # fmt: skip
+    _check(residual, z, bias, tokens, has_mask)
+    if not use_triton(residual) or (bias is None and not has_mask) or not in_order:
+        return None
+    strides, copied = row_strides(residual, z)
+    rows, width = residual.shape
+    constants = {"HAS_BIAS": bias is not None, "HAS_DROPOUT": has_mask, "BLOCK": block, "num_warps": warps}
+    if tokens is not None and not tokens.is_contiguous():
+        copied = *copied, 3
+    numbers = *strides, width, *(() if has_mask else _NO_RANDOM)
+    return Launch(launcher, residual_forward_kernel, (rows * cdiv(width, block),), numbers, constants, copied)
 
 
 def residual_backward(
     d: Tensor, bias_grad: Tensor | None = None, mask: Mask | None = None, *, launcher: Launcher = direct
 ) -> Tensor:
     """dz: d itself without a mask. d (rows, width); the bias gradient is added into fp32 `bias_grad` (width,)."""
-    _check(d, d, None, mask, launcher)
+    tokens, has_mask, in_order = _mask_signature(mask)
+    found = _backward(launcher, (d, bias_grad, tokens), has_mask, in_order, BLOCK, WARPS)
+    _check_first(mask, launcher)
+    if found is None:
+        return add_backward(d, bias_grad, mask)
+    launch, bias_sum = found
+    dz = None if mask is None else new_like(d)
+    partial = None if bias_grad is None else bias_sum.partials(d)
+    launch((d, tokens, dz, partial), *_random(mask))
+    if bias_grad is not None:
+        bias_sum(partial, bias_grad)
+    return d if dz is None else dz
+
+
+@checked_once
+def _backward(
+    launcher: Launcher, d: Tensor, bias_grad: Tensor | None, tokens: Tensor | None,
+    has_mask: bool, in_order: bool, block: int, warps: int,
+) -> tuple[Launch, PartialSum] | None:  # fmt: skip
+    """The launch, and the sum over its stripes."""
+    _check(d, d, None, tokens, has_mask)
     if bias_grad is not None:
         main = (torch.float32, torch.float64)
         check_tensor("bias_grad", bias_grad, dtypes=main, shape=d.shape[1:], device=d.device, contiguous=True)
-    if not use_triton(d) or (bias_grad is None and mask is None) or not _in_order(mask):
-        return add_backward(d, bias_grad, mask)
-    flat = as_rows(d)
-    rows, width = flat.shape
-    dz = flat if mask is None else new_rows(flat, d.dtype)
-    shape = rows, width, bias_grad is not None, mask is not None, d.device, BLOCK, WARPS
-    grid, constants = _backward_launch(launcher, *shape)
-    partial = dz if bias_grad is None else d.new_empty((grid[1], width), dtype=torch.float32)
-    tokens, random = _mask_arguments(mask, d)
-    tensors, numbers = (flat, tokens, dz, partial), (flat.stride(0), rows, width, *random)
-    start(launcher, residual_backward_kernel, grid, tensors, numbers, constants)
-    if bias_grad is not None:
-        sum_partials(partial, bias_grad, launcher)
-    return d if mask is None else dz
+    if not use_triton(d) or (bias_grad is None and not has_mask) or not in_order:
+        return None
+    strides, copied = row_strides(d)
+    rows, width = d.shape
+    shape = rows, width, bias_grad is not None, has_mask, d.device, block, warps
+    grid, constants = _backward_form(*shape)
+    if tokens is not None and not tokens.is_contiguous():
+        copied = *copied, 1
+    numbers = *strides, rows, width, *(() if has_mask else _NO_RANDOM)
+    launch = Launch(launcher, residual_backward_kernel, grid, numbers, constants, copied)
+    return launch, PartialSum(launcher, grid[1], width, bias_grad)
 
 
-@remembered
-def _backward_launch(
+def _backward_form(
     rows: int, width: int, has_bias: bool, has_dropout: bool, device: torch.device, block: int, warps: int
-) -> tuple[tuple[int, int], Constants]:
+) -> tuple[tuple[int, int], dict[str, Any]]:
     """(grid: column blocks by stripes of rows, constants)."""
-    constants = Constants(HAS_BIAS=has_bias, HAS_DROPOUT=has_dropout, ROWS=ROWS, BLOCK=block, num_warps=warps)
+    constants = {"HAS_BIAS": has_bias, "HAS_DROPOUT": has_dropout, "ROWS": ROWS, "BLOCK": block, "num_warps": warps}
     return striped(rows, width, block, device), constants
 
 
-def _in_order(mask: Mask | None) -> bool:
-    return mask is None or mask.first_element is not None
+_NO_RANDOM = 0.0, 1.0, 0, 0, 0
+"""What the kernels take of the dropout where there is none: p, keep_scale, key_low, key_high, element_first."""
 
 
-def _mask_arguments(mask: Mask | None, unused: Tensor) -> tuple[Tensor, tuple[float, float, int, int, int]]:
-    """(tokens, what a kernel takes of the dropout)."""
+def _random(mask: Mask | None) -> tuple[tuple[float, ...], tuple[int, ...]] | tuple[()]:
+    """The same of a mask: floats, and integers."""
     if mask is None:
-        return unused, (0.0, 1.0, 0, 0, 0)
+        return ()
     p, scale, low, high, *_ = mask.dropout.numbers
-    return mask.tokens.reshape(-1).contiguous(), (p, scale, low, high, mask.first_element or 0)
+    return (p, scale), (low, high, mask.first_element or 0)
 
 
-def _check(residual: Tensor, z: Tensor, bias: Tensor | None, mask: Mask | None, launcher: Launcher) -> None:
+def _mask_signature(mask: Mask | None) -> tuple[Tensor | None, bool, bool]:
+    """(tokens, whether there is a mask, whether its columns follow one another)."""
+    return (None, False, True) if mask is None else (mask.tokens, True, mask.first_element is not None)
+
+
+def _check(residual: Tensor, z: Tensor, bias: Tensor | None, tokens: Any, has_mask: bool) -> None:
     check_float("residual", residual)
     check_tensor("residual", residual, shape=(None, None))
     rows, width = residual.shape
     check_tensor("z", z, dtypes=_ANY_FLOAT, shape=(rows, width), device=residual.device)
     if bias is not None:
         check_tensor("bias", bias, dtypes=_ANY_FLOAT, shape=(width,), device=residual.device, contiguous=True)
-    if mask is not None:
-        check_tensor("mask.tokens", mask.tokens, dtypes=(torch.int64,), shape=(rows, 1), device=residual.device)
-        first, elements = mask.first_element, mask.elements
-        seen = launcher is direct and elements.device.type == "cpu"  # no synchronisation, no graph that cannot look
-        if seen and width and first is not None and int(elements[0]) != first:
-            raise KernelArgumentError(f"mask.first_element is {first} and mask.elements begins with {int(elements[0])}")
+    if has_mask:
+        check_tensor("mask.tokens", tokens, dtypes=(torch.int64,), shape=(rows, 1), device=residual.device)
+
+
+def _check_first(mask: Mask | None, launcher: Launcher) -> None:
+    """The one check that reads values: made on each call, where that costs no synchronisation (and no graph that
+    cannot look)."""
+    if mask is None or mask.first_element is None or launcher is not direct or mask.elements.device.type != "cpu":
+        return
+    if mask.elements.numel() and int(mask.elements[0]) != mask.first_element:
+        raise KernelArgumentError(
+            f"mask.first_element is {mask.first_element} and mask.elements begins with {int(mask.elements[0])}"
+        )

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import torch
 
-from kernels.direct import Launcher, direct, start
+from kernels.direct import Launch, Launcher, checked_once, direct
 from kernels.launch import (
     KernelArgumentError,
     cdiv,
     check_float,
     check_output,
     check_tensor,
-    new_rows,
+    new_like,
     next_power_of_2,
     tl,
     triton,
@@ -151,27 +151,42 @@ def _rotary(
     backward: bool,
     launcher: Launcher,
 ) -> tuple[Tensor, Tensor]:
-    _check(q, k, cos, sin, q_out, k_out)
-    if not use_triton(q):
+    launch = _launch(launcher, (q, k, cos, sin, q_out, k_out), backward, HEADS_PER_TILE, WARPS)
+    if launch is None:
         a, b = rotary_reference(q, k, cos, sin, backward=backward)
         return a if q_out is None else q_out.copy_(a), b if k_out is None else k_out.copy_(b)
-    q, k = _unit(q), _unit(k)
-    batch, length, q_heads, dim = q.shape
-    q_out = new_rows(q, q.dtype) if q_out is None else q_out
-    k_out = new_rows(k, k.dtype) if k_out is None else k_out
-    heads = min(HEADS_PER_TILE, next_power_of_2(max(q_heads, k.shape[2])))
-    tiles = cdiv(q_heads, heads) + cdiv(k.shape[2], heads)
-    if batch * length:
-        tensors = q, k, q_out, k_out, cos.contiguous(), sin.contiguous()
-        strides = *q.stride()[:3], *k.stride()[:3], *q_out.stride()[:3], *k_out.stride()[:3]
-        numbers = *strides, length, q_heads, k.shape[2], dim // 2
-        constants = {"BACKWARD": backward, "HEADS": heads, "HALF": next_power_of_2(dim // 2), "num_warps": WARPS}
-        start(launcher, rotary_kernel, (batch * length * tiles,), tensors, numbers, constants)
+    q_out = new_like(q) if q_out is None else q_out
+    k_out = new_like(k) if k_out is None else k_out
+    launch((q, k, q_out, k_out, cos, sin))
     return q_out, k_out
 
 
-def _unit(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
+@checked_once
+def _launch(
+    launcher: Launcher, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, q_out: Tensor | None, k_out: Tensor | None,
+    backward: bool, heads_per_tile: int, warps: int,
+) -> Launch | None:  # fmt: skip
+    _check(q, k, cos, sin, q_out, k_out)
+    if not use_triton(q):
+        return None
+    batch, length, q_heads, dim = q.shape
+    k_heads = k.shape[2]
+    heads = min(heads_per_tile, next_power_of_2(max(q_heads, k_heads)))
+    tiles = cdiv(q_heads, heads) + cdiv(k_heads, heads)
+    copied = tuple(i for i, x in ((0, q), (1, k)) if x.stride(-1) != 1)
+    copied += tuple(i for i, table in ((4, cos), (5, sin)) if not table.is_contiguous())
+    strides = *_strides(q, q), *_strides(k, k), *_strides(q_out, q), *_strides(k_out, k)
+    numbers = *strides, length, q_heads, k_heads, dim // 2
+    constants = {"BACKWARD": backward, "HEADS": heads, "HALF": next_power_of_2(dim // 2), "num_warps": warps}
+    return Launch(launcher, rotary_kernel, (batch * length * tiles,), numbers, constants, copied)
+
+
+def _strides(x: Tensor | None, like: Tensor) -> tuple[int, ...]:
+    """(batch, time, head) strides of what is read or written: of x, or of a contiguous tensor like `like`."""
+    if x is not None and x.stride(-1) == 1:
+        return x.stride()[:3]
+    _, length, heads, dim = like.shape
+    return length * heads * dim, heads * dim, dim
 
 
 def _check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, q_out: Tensor | None, k_out: Tensor | None) -> None:

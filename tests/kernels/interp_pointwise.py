@@ -1,10 +1,12 @@
 """SwiGLU, GELU and rotary kernels against fp64 (interpreter on a CPU, compiled on a GPU)."""
 
+import itertools
+
 import pytest
 import torch
 
-from kernels import activations, reference_layer, residual, rotary
-from kernels.random import Dropout
+from kernels import activations, norms, reference_layer, residual, rotary
+from kernels.random import NO_DROPOUT, Dropout
 from kernels.reference_layer import Mask
 from tests.kernels.fidelity import DEVICE, assert_faithful, randn
 
@@ -79,6 +81,64 @@ def test_residual(dtype, has_bias, p):
     assert_faithful(ours, low, exact, "dz")
     if has_bias:
         assert_faithful(grads[0], grads[1], grads[2], "bias gradient")
+
+
+def layouts(*shape, seed=0):
+    """Equal values of one shape, laid out in every way: contiguous, rows apart, width last but one, batches apart; and
+    contiguous again."""
+    x = randn(*shape, seed=seed)
+    apart = torch.zeros(*shape[:-1], 2 * shape[-1], device=DEVICE)[..., : shape[-1]]
+    across = torch.zeros(*shape[:-2], shape[-1], shape[-2], device=DEVICE).transpose(-1, -2)
+    batches = torch.zeros(shape[0], shape[1] + 1, *shape[2:], device=DEVICE)[:, : shape[1]]
+    return x, apart.copy_(x), across.copy_(x), batches.copy_(x), x
+
+
+def test_tensors_of_one_shape_and_other_strides_are_told_apart():
+    """What is remembered of a call depends on strides: pairs of layouts, each after each."""
+    bias = randn(40, seed=3)
+    for a, b in itertools.product(layouts(3, 5, 40), layouts(3, 5, 40, seed=1)):
+        exact = activations.swiglu_forward_reference(a, b)
+        torch.testing.assert_close(activations.swiglu_forward(a, b), exact)
+        for ours, theirs in zip(
+            activations.swiglu_backward(b, a, b), activations.swiglu_backward_reference(b, a, b), strict=True
+        ):
+            torch.testing.assert_close(ours, theirs)
+        for ours, theirs in zip(
+            activations.gelu_backward(b, a, bias), activations.gelu_backward_reference(b, a, bias, "tanh"), strict=True
+        ):
+            torch.testing.assert_close(ours, theirs)
+        y, stream, rstd, _ = norms.norm_forward("rms", a, bias, eps=1e-5, residual=b)
+        torch.testing.assert_close(stream, a + b)
+        torch.testing.assert_close(y, torch.nn.functional.rms_norm(a + b, (40,), bias, 1e-5))
+        ds, _, dw, _ = norms.norm_backward("rms", a, stream, bias, rstd, dstream=b)
+        exact, _, exact_dw, _ = norms.norm_backward_reference("rms", a, stream, bias, rstd, rstd, b, NO_DROPOUT, "fp32")
+        torch.testing.assert_close(ds, exact)
+        torch.testing.assert_close(dw, exact_dw)
+    for x in layouts(3, 5, 40):
+        torch.testing.assert_close(
+            activations.gelu_forward(x, bias), activations.gelu_forward_reference(x, bias, "tanh")
+        )
+    for q, k in itertools.product(layouts(2, 3, 4, 8), layouts(2, 3, 1, 8, seed=1)):
+        cos, sin = rotary.rotary_table(3, 8, device=DEVICE)
+        for table in ((cos, sin), (cos.t().contiguous().t(), sin)):
+            ours, theirs = rotary.rotary_forward(q, k, *table), rotary.rotary_reference(q, k, cos, sin)
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_rows_and_tokens_of_other_strides_are_told_apart():
+    stream, bias = randn(6, 40), randn(40, seed=3)
+    tokens = torch.arange(6, device=DEVICE)[:, None]
+    spread = torch.stack((tokens, tokens), 1)[:, 0]
+    for z, where in itertools.product(layouts(6, 40, seed=1), (tokens, spread, tokens)):
+        mask = Mask(Dropout(0.5, 3, 4), where, torch.arange(40, device=DEVICE), 0)
+        torch.testing.assert_close(
+            residual.residual_forward(stream, z, bias, mask), reference_layer.add(stream, z, bias, mask)
+        )
+        ours, theirs = torch.zeros(40, device=DEVICE), torch.zeros(40, device=DEVICE)
+        torch.testing.assert_close(
+            residual.residual_backward(z, ours, mask), reference_layer.add_backward(z, theirs, mask)
+        )
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_saturated_gates_are_finite():

@@ -102,27 +102,115 @@ def test_the_memory_of_repeated_launches_is_bounded(launched, monkeypatch):
     assert len(direct.compiled) == 1
 
 
-def test_remembered_constants_are_looked_up_by_identity_and_compiled_by_value(launched):
-    kernel, direct = launched
-    first, second = (launch.Constants(BLOCK=16, num_warps=4) for _ in range(2))
-    assert first != second
-    for constants in (first, first, second, second):
-        direct.launch((1,), (X, Y), (64, 0.5), constants)
+@pytest.fixture
+def launches(launched, monkeypatch):
+    """The kernel, and a maker of its `Launch`, on the short path."""
+    kernel, _ = launched
+    monkeypatch.setattr(launch, "SHORT", True)
+    monkeypatch.setattr(launch, "_DIRECT", {})
+
+    def make(*numbers, grid=(5,), copied=()):
+        return launch.Launch(launch.direct, kernel, grid, numbers, {"BLOCK": 16, "num_warps": 4}, copied)
+
+    return kernel, make
+
+
+def test_a_launch_is_compiled_once_and_then_direct(launches):
+    kernel, make = launches
+    call = make(64, 0.5)
+    for _ in range(4):
+        call((X, Y))
+    expected = (5, 1, 1, 703, "function", "metadata", None, None, None, X.data_ptr(), Y.data_ptr(), 64, 0.5, 16)
+    assert len(kernel.compiled) == 1
+    assert kernel.direct == [expected] * 3
+
+
+def test_a_launch_is_given_the_addresses_of_each_call(launches):
+    kernel, make = launches
+    call, others = make(64, 0.5), [torch.zeros(64) for _ in range(4)]
+    for other in others:
+        call((X, other))
+    assert [run[10] for run in kernel.direct] == [other.data_ptr() for other in others[1:]]
+
+
+def test_an_unaligned_address_has_a_form_of_its_own(launches):
+    kernel, make = launches
+    call = make(64, 0.5)
+    for x in (X, X[1:], X, X[1:], X, X[1:]):
+        call((x, Y))
+    assert len(kernel.compiled) == 2
+    assert [run[9] - X.data_ptr() for run in kernel.direct] == [0, 4, 0, 4]
+    assert len(call.forms) == 2
+
+
+def test_floats_are_free_and_integers_are_compiled_by_what_they_are(launches):
+    kernel, make = launches
+    scaled = make(64)
+    for scale in (0.5, 0.25, 0.125, 7.0):
+        scaled((X, Y), (scale,))
+    assert [run[12] for run in kernel.direct] == [0.25, 0.125, 7.0]
+    assert (len(kernel.compiled), len(scaled.forms)) == (1, 1)
+    keyed = make(0.5)
+    for number in (32, 48, 33, 35, 1, 64, 37):
+        keyed((X, Y), (), (number,))
+    assert [run[12] for run in kernel.direct[3:]] == [48, 35, 64, 37]
+    assert len(kernel.compiled) == 4  # a float above, and here a multiple of 16, a number that is none, and 1
+
+
+def test_what_a_launch_leaves_out_gets_the_first_address(launches):
+    kernel, make = launches
+    call = make(64, 0.5)
+    for _ in range(4):
+        call((X, None))
+    assert all(run[9:11] == (X.data_ptr(), X.data_ptr()) for run in kernel.direct)
+    assert kernel.compiled[0][1][1] is X
+
+
+def test_a_launch_of_nothing_does_nothing(launches):
+    kernel, make = launches
+    for _ in range(3):
+        make(64, 0.5, grid=(0,))((X, Y))
+    assert not kernel.compiled
+    assert not kernel.direct
+
+
+def test_what_a_kernel_cannot_read_is_copied_each_time(launches):
+    kernel, make = launches
+    call, odd = make(64, 0.5, copied=(1,)), torch.zeros(8, 8).t()
+    for _ in range(4):
+        call((X, odd))
     assert len(kernel.compiled) == 1
     assert len(kernel.direct) == 3
+    assert all(run[10] != odd.data_ptr() for run in kernel.direct)
 
 
-def test_a_derived_shape_is_remembered_for_plain_calls_alone(monkeypatch):
-    calls = []
-    find = launch.remembered(lambda *key: calls.append(key) or key)
-    for _ in range(2):
-        assert find(launch.direct, 1, 2) == (1, 2)
-        assert find(str, [1], 2) == ([1], 2)  # not even hashed
-    assert calls == [(1, 2), ([1], 2), ([1], 2)]
-    monkeypatch.setattr(launch, "REMEMBERED", 3)
-    for size in range(10):
-        find(launch.direct, size)
-    assert find(launch.direct, 9) == (9,)
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer")
+def test_a_tensor_without_memory_is_refused_however_often_its_like_was_launched(launches):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    kernel, make = launches
+    call, freed = make(64, 0.5), torch.zeros(64)
+    freed.untyped_storage().resize_(0)
+    with FakeTensorMode():
+        fake = torch.zeros(64)
+    for _ in range(4):
+        call((X, Y))
+        for bad in (fake, freed):
+            with pytest.raises(launch.KernelArgumentError, match="argument 1 holds no memory"):
+                call((X, bad))
+            with pytest.raises(launch.KernelArgumentError, match="argument 1 holds no memory"):
+                launch.start(launch.direct, kernel, (5,), (X, bad), (64, 0.5), {"BLOCK": 16, "num_warps": 4})
+
+
+def test_a_compiler_s_launch_goes_through_it(launches):
+    kernel, _ = launches
+    seen = []
+    call = launch.Launch(lambda k: seen.append(k) or k, kernel, (5,), (64,), {"BLOCK": 16, "num_warps": 4})
+    for _ in range(3):
+        call((X, None), (0.5,))
+    assert seen == [kernel] * 3
+    assert [c[0] for c in kernel.compiled] == [(5, 1, 1)] * 3
+    assert not kernel.direct
 
 
 def test_pointers_come_first():
