@@ -5,8 +5,8 @@ is done by the host thread there and then, once what it waits for has happened);
 current stream (`asyncOp` off), so that events around them bracket them. An event is recorded only after an instruction
 that another stream waits for (or, in a recorded step, around every one). Buffers belong to the compute stream's
 allocator; the program frees one only where the compute stream is already ordered after every use, so no `record_stream`
-is needed. Nothing here synchronises the device: the host waits for one event, at the instruction marked `host_sync`,
-and at the end of a recorded step.
+is needed. Nothing here synchronises the device: the host waits for two events, before and after the instruction marked
+`host_sync` (before, because what reads from the device would wait without a bound), and at the end of a recorded step.
 
 On a fast device the host's time to issue is what limits a step of small instructions. So everything but the issuing is
 done once, when a list of instructions is first seen: each becomes a `Row` with its stream, its events (the same ones
@@ -27,14 +27,15 @@ from trainer.streams import Op, Stamp, StreamError, Wait
 
 Event = torch._C._CudaEventBase  # what torch.cuda.Event wraps: its methods are C, without a Python frame around them
 NOTHING: Mapping[Wait, Any] = MappingProxyType({})
-POLL_S = 0.0002
+POLL_S = 0.00005
 SPIN_S = 0.001  # first the host asks without a pause: with blocking launches it waits for kernels shorter than a sleep
 
 
 class Row(NamedTuple):
-    """An instruction with all that issuing it takes. `before`: events that the host itself waits for; `start`: recorded
-    in a recorded step alone; `ends`: recorded after it, when another stream waits for it or the step is recorded, the
-    last of them keeping the time then."""
+    """An instruction with all that issuing it takes. `before`: events that the host itself waits for; `gate`: recorded
+    and waited for by the host before an instruction that reads from the device, so that the wait is bounded; `start`:
+    recorded in a recorded step alone; `ends`: recorded after it, when another stream waits for it or the step is
+    recorded, the last of them keeping the time then."""
 
     op: Op
     words: memoryview
@@ -42,6 +43,7 @@ class Row(NamedTuple):
     stream: torch.cuda.Stream
     waits: tuple[Any, ...]
     before: tuple[Any, ...]
+    gate: Any
     start: Any
     ends: tuple[Any, ...]
 
@@ -108,6 +110,7 @@ class CudaStreams:
             self._streams[op.stream],
             waits,
             before if op.stream == "cpu" else (),  # its work is the host thread's own
+            Event() if op.host_sync else None,
             (_outside() if captured else Event(enable_timing=True)) if self.recording else None,
             (*ends, _outside()) if timed else ends,
         )
@@ -127,7 +130,7 @@ class CudaStreams:
         """Issue what `rows` made ready."""
         recording, now = self.recording, time.perf_counter
         for row in rows:
-            op, words, word, stream, waits, before, start, ends = row
+            op, words, word, stream, waits, before, gate, start, ends = row
             if recording:
                 self._recorded.append((row, now()))
             words[word] = op.id
@@ -137,6 +140,9 @@ class CudaStreams:
                 self._wait(event, op.label)
             if stream is not self._current:
                 self._enter(stream)
+            if gate is not None:
+                gate.record(stream)
+                self._wait(gate, op.label)
             if recording:
                 start.record(stream)
             op.run()

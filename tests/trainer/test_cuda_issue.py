@@ -10,13 +10,13 @@ import torch
 
 from plan.compile import compile_run
 from plan.program import expand
-from tests.trainer.fake_cuda import Device, Knowledge, install
+from tests.trainer.fake_cuda import Device, Event, Knowledge, install
 from tests.trainer.ranks import LLAMA, make_run
 from trainer.bodies import computation
 from trainer.context import PieceContext
 from trainer.status import Status
 from trainer.storage import Storage
-from trainer.streams import Op
+from trainer.streams import Op, StreamError
 from trainer.streams_cuda import CudaStreams
 
 LAYOUTS = {
@@ -102,7 +102,8 @@ def test_a_lost_wait_is_lost_on_the_device_too(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_later_step_makes_nothing_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One event after an instruction that is waited for, one wait for each declared, and no event made twice."""
+    """One event after an instruction that is waited for and one before what the host waits for, one wait for each
+    declared, and no event made twice."""
     device = install(monkeypatch)
     ops = instructions(LAYOUTS["tp"])
     streams = CudaStreams(0, ["compute", "dp", "tp"], Status(), 1.0, torch.device("cpu"))
@@ -112,7 +113,7 @@ def test_a_later_step_makes_nothing_anew(monkeypatch: pytest.MonkeyPatch) -> Non
         streams.begin(step, False)
         streams.issue_all(ops)
         made.append(len(device.events))
-    assert made[0] == made[1] == sum(op.waited or op.host_sync for op in ops)
+    assert made[0] == made[1] == sum((op.waited or op.host_sync) + op.host_sync for op in ops)
     assert device.asked["record"] == made[0]
     assert device.asked["wait"] == sum(len(op.waits) for op in ops)
     assert device.asked["switch"] == sum(a.stream != b.stream for a, b in zip(ops, ops[1:] + ops[:1], strict=True))
@@ -139,3 +140,18 @@ def test_a_body_takes_its_arguments_and_puts_its_results() -> None:
         assert storage.table[first + 2] is None
         with pytest.raises(ValueError, match="zip"):
             computation(storage, lambda _: (), context, [], [first + 2], [])()
+
+
+def test_a_read_of_what_never_happens_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host asks the device before it reads from it: a collective whose peer is gone ends in an error, not in a
+    hang inside torch."""
+    device = install(monkeypatch)
+    read: list[bool] = []
+    op = Op(0, "compute", 0, "step LOSS0 loss", lambda: read.append(True), (), False, True)
+    streams = CudaStreams(2, ["compute"], Status(), 0.02, torch.device("cpu"))
+    monkeypatch.setattr(Event, "query", lambda _: False)
+    streams.begin(0, False)
+    with pytest.raises(StreamError, match="rank 2: waited 0.02 s for the device to finish step LOSS0 loss"):
+        streams.issue_all([op])
+    assert device.asked["record"] == 1
+    assert read == []
