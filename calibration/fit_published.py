@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from calibration import fit_framework_host, fit_links, honesty, measured, published, schema
+from calibration import fit_framework_host, fit_links, honesty, measured, published, schema, workspace
 from calibration import fit_sections as parts
 from calibration.fit_attention import RATE, flash_a100, triton_a100, triton_hopper
 from calibration.fit_kernels import Chip, backward_ratio, fit_attention, fit_gemm, tile_form
@@ -334,6 +334,7 @@ def _profile(name: str, memory: float, sources: Section, memory_rows: list[str],
             "measured" if of_one_card else "derived",
             fit_framework_host.MEASURED_TEXT if of_one_card else fit_framework_host.TEXT,
         ),
+        **{name: parts.source(of["kind"], of["text"]) for name, of in workspace.SOURCES.items()},
         "contention": parts.source("published", TEXTS["contention"], factor=parts.OVERLAP_SLOWDOWN),
         "gemm-wide": parts.source("data sheet", TEXTS["wide"], []),
         "context": parts.source("derived", TEXTS["context"], []),
@@ -354,7 +355,7 @@ def _profile(name: str, memory: float, sources: Section, memory_rows: list[str],
     return {
         "name": name, "device": "cuda", "sources": shared | sources, "gemm": gemm, **sections,
         "memory": parts.memory_sections(memory), "host": host, "framework_host": fit_framework_host.section(name),
-        "contention": contention,
+        "workspace": workspace.sections(), "contention": contention,
         "allocator": {"source": "context", "context_bytes": parts.CONTEXT_BYTES},
     }  # fmt: skip
 

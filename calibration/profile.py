@@ -23,6 +23,7 @@ from calibration.host import HostCosts
 from calibration.kernel_times import Coverage, KernelTimes, of_framework
 from calibration.lookup import Line
 from calibration.profile_paths import profile_path
+from calibration.workspace import NOTHING, Workspace
 from plan.errors import InputError
 from plan.files import parse_yaml, text_of
 from plan.ops import OPERATORS, bytes_of
@@ -178,6 +179,10 @@ class Profile:
                 if (a, b) in self.slowdowns:
                     return self.slowdowns[a, b]
         return 1.0
+
+    def workspace(self, kernels: str) -> Workspace:
+        """What operators hold while they run, under `plan.kernels`. A framework's are not known: nothing."""
+        return NOTHING if self.framework else Workspace.of(self.file, kernels)
 
     def sigma(self, call: KernelCall) -> float:
         """Relative standard deviation of the price of `call`: see `KernelTimes.doubt`."""

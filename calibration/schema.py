@@ -137,6 +137,14 @@ class NetworkFile(_Sourced):
     reference: WiresFile
 
 
+class WorkspaceFile(_Sourced):
+    """Temporaries that an operator has alive at once, over its least bytes, of 16-bit calls."""
+
+    op: str
+    kernels: Literal["eager", "compiled", "triton"]
+    ratio: Time
+
+
 class CopyFile(_Sourced):
     kind: Literal["h2d", "d2h", "disk_read", "disk_write"]
     launch_s: Time
@@ -216,6 +224,7 @@ class ProfileFile(_Part):
     gemm: list[GemmFile] = []
     attention: list[AttentionFile] = []
     memory: list[MemoryFile] = []
+    workspace: list[WorkspaceFile] = []
     collectives: list[CollectiveFile] = []
     network: NetworkFile | None = None
     copies: list[CopyFile] = []
@@ -231,15 +240,15 @@ class ProfileFile(_Part):
     def _names(self) -> ProfileFile:
         parts: list[_Sourced | None] = [*self.gemm, *self.attention, *self.memory, *self.collectives, *self.copies]
         parts += [*self.host, *self.contention, self.network, self.sustained, self.cores, self.host_optimizer]
-        parts.append(self.framework_host)
+        parts += [*self.workspace, self.framework_host]
         named = [part.source for part in parts if part is not None]
         for source in [*named, *([self.allocator.source] if self.allocator.source else [])]:
             if source not in self.sources:
                 hint = did_you_mean(source, list(self.sources))
                 raise ValueError(f"source {source!r} is not under `sources`; {hint}")
-        for entry in self.memory:
-            if entry.op != "*" and entry.op not in OPERATORS:
-                raise ValueError(f"unknown operator {entry.op!r}; {did_you_mean(entry.op, list(OPERATORS))}")
+        for op in (*(entry.op for entry in self.memory), *(entry.op for entry in self.workspace)):
+            if op != "*" and op not in OPERATORS:
+                raise ValueError(f"unknown operator {op!r}; {did_you_mean(op, list(OPERATORS))}")
         return self
 
 

@@ -4,7 +4,9 @@
 reference is executed once on the CPU under a dispatch mode that counts, for each operation that is no view, its inputs
 and outputs. The ratio to the operator's least bytes is the extra traffic of not fusing.
 
-    python -m calibration.traffic       # the table that `fit_sections.EAGER` holds
+    python -m calibration.traffic       # the tables that `fit_sections.EAGER` and `workspace.EAGER` hold
+
+What it allocates on the way counts too: the temporaries alive at once, which no buffer of a program holds.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import registry
@@ -25,12 +28,23 @@ BY_INDEX = ("gather", "scatter_", "index_select", "index_add_")
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts launches, and bytes read and written, of the operations dispatched under it."""
+    """Counts launches, bytes read and written, and the most bytes alive at once among those allocated, of the
+    operations dispatched under it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.launches = 0
         self.bytes = 0
+        self.most_alive = 0
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def _note(self, made: list[torch.Tensor]) -> None:
+        for x in made:
+            storage = x.untyped_storage()
+            held = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+            self._made[storage.data_ptr()] = (held, storage.nbytes())
+        self._made = {at: kept for at, kept in self._made.items() if not kept[0].expired()}  # type: ignore[no-untyped-call]
+        self.most_alive = max(self.most_alive, sum(bytes_ for _, bytes_ in self._made.values()))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -38,6 +52,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         written = _written(func, args, kwargs or {})
         held = {x.untyped_storage().data_ptr() for x in inputs}
         made = [x for x in _tensors(result) if x.untyped_storage().data_ptr() not in held]
+        self._note(made)
         name = func._schema.name.removeprefix("aten::")
         if (made or written) and name not in NO_KERNEL:
             self.launches += 1
@@ -78,13 +93,18 @@ def _bytes(x: torch.Tensor) -> int:
     return x.element_size() * int(torch.Size(extents).numel())
 
 
-def eager_cost(op: str, variant: str = "") -> tuple[int, float]:
-    """(launches, bytes moved over the least there are) of an operator's reference in bf16."""
+def eager_cost(op: str, variant: str = "") -> tuple[int, float, float]:
+    """(launches, bytes moved over the least there are, temporaries alive at once beyond its results over the same) of
+    an operator's reference in bf16."""
     call = KernelCall(op, _shape(op), "fp32" if op in ("sqnorm", "adamw", "fill") else "bf16", variant)
     inputs = registry.OPERATIONS[op].make_inputs(call, "cpu", torch.Generator().manual_seed(0))
     with torch.no_grad(), _Counter() as counter:
-        registry.OPERATIONS[op].function(*inputs)
-    return counter.launches, counter.bytes / OPERATORS[op].bytes_(call)
+        results = _tensors(registry.OPERATIONS[op].function(*inputs))
+    given = {x.untyped_storage().data_ptr() for x in _tensors(inputs)}
+    new = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in results}
+    left = sum(bytes_ for where, bytes_ in new.items() if where not in given)
+    least = OPERATORS[op].bytes_(call)
+    return counter.launches, counter.bytes / least, max(0, counter.most_alive - left) / least
 
 
 def _shape(op: str) -> tuple[int, ...]:
@@ -97,7 +117,7 @@ def _shape(op: str) -> tuple[int, ...]:
     return (ROWS, WIDTH // 64, 64) if op.startswith("rope") else (ROWS, WIDTH)
 
 
-def eager_table() -> dict[str, tuple[int, float]]:
+def eager_table() -> dict[str, tuple[int, float, float]]:
     """Every memory-bound operator."""
     variants = {"copy": "bf16->bf16", "add_backward": "bias", "softmax_forward": "causal", "softmax_backward": "causal"}
     names = [name for name, operator in OPERATORS.items() if operator.kind == "memory"]
@@ -105,5 +125,8 @@ def eager_table() -> dict[str, tuple[int, float]]:
 
 
 if __name__ == "__main__":
-    for name, (launches, ratio) in eager_table().items():
+    table = eager_table()
+    for name, (launches, ratio, _) in table.items():
         print(f'    "{name}": ({launches}, {ratio:.2f}),')
+    for name, (_, _, alive) in table.items():
+        print(f'    "{name}": {alive:.2f},')

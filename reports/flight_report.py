@@ -103,8 +103,11 @@ def _doubts(run: Run, profile: Profile, memory: Memory, hardware_tflops: float, 
             f"plan.cuda_graph: profile {profile.name} has no host time of kind GRAPH, so launching the graph costs the "
             "host nothing here; `windtunnel calibrate --device cuda` measures it"
         )
-    if run.plan.kernels == "eager" and run.cluster.device != "cpu":
-        found.append("plan.kernels eager: temporaries between an operator's kernels are not in the memory forecast")
+    if run.plan.kernels == "eager" and run.cluster.device != "cpu" and run.plan.precision not in ("bf16", "fp16"):
+        found.append(
+            f"plan.kernels eager at {run.plan.precision}: temporaries between an operator's kernels are counted in 16 "
+            "bits only, and are not in the memory forecast"
+        )
     return found
 
 

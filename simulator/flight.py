@@ -42,7 +42,8 @@ class Flight(Flown):
     def memory(self) -> tuple[StageMemory, ...]:
         """Memory of each class (pipeline stage)."""
         with uncollected():
-            return tuple(fly_memory(stage, self.profile.allocator) for stage in self.program.classes)
+            workspace = self.profile.workspace(self.run.plan.kernels)
+            return tuple(fly_memory(stage, self.profile.allocator, workspace) for stage in self.program.classes)
 
     @cached_property
     def interval(self) -> Interval:

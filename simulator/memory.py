@@ -1,8 +1,9 @@
 """Memory, flown: a stage's allocations and releases in host issue order, and where they peak.
 
 The caching allocator hands out memory when an instruction is *issued*, so the order is the host's and no time is
-needed. A call allocates its local buffers at their first writer, holds `transient_bytes` while an instruction runs, and
-releases what `frees` names. Rank-wide buffers and fixed slots live for ever.
+needed. A call allocates its local buffers at their first writer, holds `transient_bytes` and the temporaries of its
+kernels (the profile's `workspace`) while an instruction runs, and releases what `frees` names. Rank-wide buffers and
+fixed slots live for ever.
 
 A block does the same thing in every call (but for frees behind unbound ports), so it is flown once for its net and peak
 effect, and a stage is a running sum over calls: equal to the expanded flight, in a few milliseconds for any size.
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.profile import Allocator
+from calibration.workspace import NOTHING, Workspace
 from plan.program import OFF_DEVICE, Block, Buffer, Call, RankProgram
 from plan.program.text import label_of
 
@@ -35,7 +37,7 @@ PART_OF_POOL = {
     "work": "workspace",
 }
 _PART = {pool: PARTS.index(part) for pool, part in PART_OF_POOL.items()}
-SMALL, MIDDLE = -1, -2  # size classes that share segments
+SMALL, MIDDLE, TEMPORARY = -1, -2, -3  # size classes that share segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +86,18 @@ class Rounding:
             return SMALL, size
         return (MIDDLE, size) if size < self.large_bytes else (_up(size, self.rules.segment_round_bytes), 1)
 
+    def passing(self, transient_bytes: int, temporary_bytes: int) -> list[tuple[int, int]]:
+        """(class, amount) of what lives while one instruction runs. Temporaries of kernels are several tensors of any
+        size, which fit into what the last kernel's left: they share what the largest needs."""
+        found = [self.size_class(transient_bytes)] if transient_bytes else []
+        return found + ([(TEMPORARY, self.allocated(temporary_bytes))] if temporary_bytes else [])
+
     def reserved(self, kind: int, amount: int) -> int:
         """Bytes of device memory behind the highest amount of a class."""
         if kind == SMALL:
             return _up(amount, self.rules.small_segment_bytes)
+        if kind == TEMPORARY:
+            return _up(amount, self.rules.segment_round_bytes)
         return _up(amount, self.rules.large_segment_bytes) if kind == MIDDLE else kind * amount
 
 
@@ -137,7 +147,7 @@ class _Ledger:
             self.highest[kind] = amount
 
 
-def block_effect(block: Block, unbound: frozenset[int], rounding: Rounding) -> Effect:
+def block_effect(block: Block, unbound: frozenset[int], rounding: Rounding, workspace: Workspace = NOTHING) -> Effect:
     """Fly one call of a block; `unbound` are in-ports with nothing behind them."""
     ledger = _Ledger(rounding)
     peak, at_peak, peak_local = -1 << 62, ledger.parts[:], 0
@@ -148,23 +158,24 @@ def block_effect(block: Block, unbound: frozenset[int], rounding: Rounding) -> E
             if ref >= 0 and ref not in born and on_allocator(block.buffers[ref]):
                 born.add(ref)
                 ledger.allocate(block.buffers[ref])
-        work = rounding.allocated(instruction.transient_bytes)
-        if work:
-            kind, amount = rounding.size_class(instruction.transient_bytes)
+        temporary = max(map(workspace.bytes_, instruction.body), default=0)
+        transient = instruction.transient_bytes + temporary
+        work = rounding.allocated(instruction.transient_bytes) + rounding.allocated(temporary)
+        for kind, amount in rounding.passing(instruction.transient_bytes, temporary):
             held = ledger.sizes.get(kind, 0)
             ledger.note(kind, held + amount)
             ledger.sizes[kind] = held
         if ledger.total + work > peak:
             peak, peak_local, at_peak = ledger.total + work, local, ledger.parts[:]
-            at_peak[_PART["work"]] += instruction.transient_bytes
-            at_peak[-1] += work - instruction.transient_bytes
+            at_peak[_PART["work"]] += transient
+            at_peak[-1] += work - transient
         for ref in instruction.frees:
             if ref >= 0 and ref not in absent and on_allocator(block.buffers[ref]):
                 ledger.release(block.buffers[ref])
     return Effect(ledger.parts, at_peak, peak_local, ledger.sizes, ledger.highest)
 
 
-def fly_memory(stage: RankProgram, allocator: Allocator) -> StageMemory:
+def fly_memory(stage: RankProgram, allocator: Allocator, workspace: Workspace = NOTHING) -> StageMemory:
     """The peak of a stage over a step, and what holds it."""
     rounding = Rounding(allocator)
     ledger = _Ledger(rounding)
@@ -172,7 +183,7 @@ def fly_memory(stage: RankProgram, allocator: Allocator) -> StageMemory:
         if buffer.base is None and buffer.pool not in OFF_DEVICE:
             ledger.allocate(buffer)
     resident = ledger.parts
-    effects, order = _effects(stage, rounding)
+    effects, order = _effects(stage, rounding, workspace)
     before = _before([e.net for e in effects], order)
     peaks = np.array([sum(e.at_peak) for e in effects], dtype=np.int64)[order] + before.sum(axis=1)
     top = int(peaks.argmax())
@@ -191,7 +202,7 @@ def fly_memory(stage: RankProgram, allocator: Allocator) -> StageMemory:
     )
 
 
-def _effects(stage: RankProgram, rounding: Rounding) -> tuple[list[Effect], NDArray[np.int64]]:
+def _effects(stage: RankProgram, rounding: Rounding, workspace: Workspace) -> tuple[list[Effect], NDArray[np.int64]]:
     """Distinct effects, and which one each call has."""
     effects: list[Effect] = []
     known: dict[tuple[int, frozenset[int]], int] = {}
@@ -200,7 +211,7 @@ def _effects(stage: RankProgram, rounding: Rounding) -> tuple[list[Effect], NDAr
         key = (call.block, _unbound(call))
         if key not in known:
             known[key] = len(effects)
-            effects.append(block_effect(stage.blocks[call.block], key[1], rounding))
+            effects.append(block_effect(stage.blocks[call.block], key[1], rounding, workspace))
         order.append(known[key])
     return effects, np.array(order, dtype=np.int64)
 

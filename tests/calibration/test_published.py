@@ -1,5 +1,6 @@
 """The shipped profiles are what the stated rows give, and stay within the residuals they state."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from calibration import fit_framework_host, fit_published, honesty, published
+from calibration import fit_framework_host, fit_published, honesty, published, workspace
 from calibration.collectives import Geometry
 from calibration.fit_sections import EAGER, H100_FP8, PCIE, TREE, ranges
 from calibration.frameworks import FRAMEWORKS
@@ -19,7 +20,9 @@ from plan.compile import compile_run
 from plan.program import KernelCall
 from plan.run import load
 from simulator.flight import fly
+from simulator.memory import fly_memory
 
+MEASURED = Path(__file__).parents[2] / "calibration" / "measured"
 MAKERS = {"a100-80gb": fit_published.a100, "h100": fit_published.h100, "h200-published": fit_published.h200}
 # Mean absolute relative error a fit may have, by source.
 BOUNDS = {
@@ -143,8 +146,9 @@ def test_memory_bound_operators_run_at_their_share_of_the_copy() -> None:
 def test_eager_operators_are_priced_by_what_their_references_move_and_launch() -> None:
     counted = eager_table()
     assert counted.keys() == EAGER.keys()
-    for op, (launches, ratio) in counted.items():
+    for op, (launches, ratio, alive) in counted.items():
         assert (launches, pytest.approx(ratio, abs=0.006)) == EAGER[op], op
+        assert workspace.EAGER.get(op, 0.0) == pytest.approx(alive, abs=0.006), op
     profile = load_profile("h100")
     call = KernelCall("rmsnorm_forward", (8192, 8192), "bf16")
     eager, compiled = profile.for_kernels("eager"), profile.for_kernels("compiled")
@@ -160,6 +164,18 @@ def test_eager_training_on_one_h200_is_forecast_from_counted_traffic(model: str,
     flight = fly(compile_run(run), run, load_profile("h200-published"))
     assert flight.step_time_s == pytest.approx(measured_s, rel=0.05)
     assert flight.interval.low_s < measured_s < flight.interval.high_s
+
+
+@pytest.mark.parametrize("model", ["small", "large"])
+@pytest.mark.parametrize("kernels", ["eager", "compiled", "triton"])
+def test_peaks_of_training_on_one_h200_are_forecast(model: str, kernels: str) -> None:
+    """Eager ones from temporaries counted on the references; compiled ones hold one fp32 copy of the logits."""
+    measured = json.loads((MEASURED / "h200-training.json").read_text(encoding="utf-8"))["runs"][f"{model}-{kernels}"]
+    run = load(Path(__file__).parents[2] / "examples" / f"h200-llama-{model}.yaml", [f"plan.kernels={kernels}"])
+    profile = load_profile("h200")
+    (stage,) = compile_run(run).classes
+    memory = fly_memory(stage, profile.allocator, profile.workspace(kernels))
+    assert memory.peak_allocated_bytes / 2**30 == pytest.approx(measured[0]["peak_allocated_gib"], rel=0.006)
 
 
 def test_a_framework_is_priced_by_its_own_launches_and_passes() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from calibration.collectives import CommCost, Geometry, steps, wire_factor
 from calibration.profile import Allocator, CoreSharing
+from calibration.workspace import NOTHING, Workspace
 from plan.ops import OPERATORS, bytes_of, flops_of
 from plan.program import KernelCall
 
@@ -88,6 +89,10 @@ class FakeProfile:
 
     def for_kernels(self, kernels: str) -> FakeProfile:
         return self
+
+    def workspace(self, kernels: str) -> Workspace:
+        """Kernels hold nothing here."""
+        return NOTHING
 
     def of_a_framework(self) -> FakeProfile:
         """Every host costs the same here."""

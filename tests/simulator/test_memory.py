@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from calibration.workspace import Workspace
+from plan.ops import bytes_of
 from plan.program import Buffer, RankProgram, StepProgram, expand, resolve_buffer
 from plan.program.text import label_of
 from simulator.flight import fly
@@ -109,3 +111,17 @@ def test_rounding_of_the_caching_allocator() -> None:
     assert rounding.reserved(*rounding.size_class(513)) == 2 * MIB
     assert rounding.reserved(*rounding.size_class(3 * MIB)) == 20 * MIB  # middle ones share 20 MiB segments
     assert rounding.reserved(*rounding.size_class(10 * MIB + 1)) == 12 * MIB  # large ones are rounded to 2 MiB
+
+
+def test_temporaries_of_kernels_live_while_their_instruction_runs() -> None:
+    """The largest call of an instruction counts, not the sum; and one pool holds whatever any instruction needs."""
+    program, _ = small({"precision": "bf16"})
+    (stage,) = program.classes
+    bare, held = fly_memory(stage, ALLOCATOR), fly_memory(stage, ALLOCATOR, Workspace({"ce_exp": 100.0}))
+    calls = {call for block in stage.blocks for i in block.instructions for call in i.body if call.op == "ce_exp"}
+    largest = max(Workspace({"ce_exp": 100.0}).bytes_(call) for call in calls)
+    assert largest == max(100 * bytes_of(call) // call.count for call in calls)
+    assert held.where.endswith("head.exp")
+    assert largest <= held.parts["workspace"] < largest + 1024
+    assert held.peak_reserved_bytes - bare.peak_reserved_bytes >= largest
+    assert fly_memory(stage, ALLOCATOR, Workspace({"gemm": 0.0})).parts == bare.parts

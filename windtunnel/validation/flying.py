@@ -65,12 +65,14 @@ class Flyer:
 
     def memory(self, run: Run, framework: str = "") -> dict[str, float]:
         """Peak memory of a run in bytes, without flying it in time."""
+        from calibration.workspace import NOTHING
         from simulator.memory import fly_memory
 
         fewer = shorter(run)
         short = fewer[-1] if fewer else run
-        allocator = self.profile_of(run).allocator
-        stages = [fly_memory(stage, allocator) for stage in _program(short.model, short.plan).classes]
+        profile = self.profile_of(run)
+        allocator, workspace = profile.allocator, NOTHING if framework else profile.workspace(run.plan.kernels)
+        stages = [fly_memory(stage, allocator, workspace) for stage in _program(short.model, short.plan).classes]
         return _peaks(stages, allocator, held_beyond(run, framework))
 
     def _flight(self, run: Run, framework: str) -> Flight:
