@@ -27,7 +27,9 @@ KERNELS = ("eager", "compiled", "triton")
 def measure(path: Path | None = None, progress: Progress | None = None) -> Path:
     """Measure the CPU and write its profile (the cache's place by default). Raises InputError for what cannot be
     written."""
-    _check_target(path, "cpu")
+    from calibration.profile_paths import cpu_profile_path
+
+    _check_target(path or cpu_profile_path(), "cpu")
     try:
         from calibration.calibrate import calibrate
     except ModuleNotFoundError as error:
@@ -67,14 +69,14 @@ def measure_device(device: str, path: Path | None, base: str, kernels: str, prog
     return measure(path, progress) if device == "cpu" else measure_gpu(path, base, kernels, progress)
 
 
-def _check_target(path: Path | None, name: str) -> None:
-    if path is not None and path.is_dir():
+def _check_target(path: Path, name: str) -> None:
+    """Raises InputError, before a minute is spent on measuring, when `path` cannot be written."""
+    if path.is_dir():
         raise InputError(f"{path} is a folder; give the profile file to write, such as {path / name}.yaml")
-    try:  # before a minute is spent on measuring
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if not os.access(path if path.exists() else path.parent, os.W_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise _unwritten(path, error) from None
 

@@ -66,20 +66,36 @@ def under_torchrun() -> bool:
 def launch(run: Run, folder: Path | None = None) -> Path:
     """Train `run` with one process a rank on this machine and return its folder. Raises InputError, or
     WindtunnelError naming the rank that failed and its instruction."""
-    start = _trainer()
-    _enough_devices(run)
-    folder = new_folder() if folder is None else folder
-    output.progress(f"training {run.model.name} on {run.plan.world} ranks for {run.train.steps} steps; folder {folder}")
+    try:
+        _data_is_there(run)
+        start = _trainer()
+        _enough_devices(run)
+        folder = new_folder() if folder is None else folder
+        _start(start, run, folder)
+    except InputError:
+        if folder is not None:
+            with suppress(OSError):
+                folder.rmdir()  # nothing was started: leave no empty folder behind
+        raise
+    return folder
+
+
+def _start(start: ModuleType, run: Run, folder: Path) -> None:
+    what = f"{run.model.name} on {run.plan.world} ranks for {run.train.steps} steps"
+    output.progress(f"training {what}; folder {folder}")
     try:
         start.launch(run, folder)
-    except InputError:
-        with suppress(OSError):
-            folder.rmdir()  # nothing was started: leave no empty folder behind
-        raise
     finally:
         if sys.stderr.isatty():
-            print(file=sys.stderr)
-    return folder
+            print(file=sys.stderr)  # after the line that shows the steps
+
+
+def _data_is_there(run: Run) -> None:
+    """Raises InputError before torch is imported, which takes seconds, when no file is where the tokens should be."""
+    path = Path(run.data.path)
+    if run.data.path != "builtin" and not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise InputError(f"data.path {path} {what}; give a .npy file of integers, or builtin")
 
 
 def _enough_devices(run: Run) -> None:

@@ -293,3 +293,25 @@ def test_a_word_on_the_command_line_that_is_none(run_file: Call, wt: Call) -> No
     called = wt("forecast", run_file(), "--flops", "none")
     assert called.code == 2
     assert "Invalid value for '--flops': 'none' is not one of 'exact', 'megatron', 'palm'" in called.err
+
+
+@pytest.mark.parametrize(("path", "said"), [("missing.npy", "does not exist"), (".", "is a folder")])
+def test_training_data_that_is_not_there(
+    path: str, said: str, tmp_path: Path, run_file: Call, wt: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Said before torch is imported, and no folder is left behind."""
+    monkeypatch.setattr("windtunnel.training._trainer", lambda: pytest.fail("torch would be imported"))
+    called = wt("train", run_file(data={"path": str(tmp_path / path)}), "--output", tmp_path / "out")
+    assert called.code == 2
+    assert said in called.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path, wt: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said before a minute of measuring."""
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("WINDTUNNEL_CACHE", str(tmp_path / "file" / "cache"))
+    monkeypatch.setattr("calibration.calibrate.calibrate", lambda *_, **__: pytest.fail("measuring"))
+    called = wt("calibrate")
+    assert called.code == 2
+    assert "the profile cannot be written to" in called.err
