@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 
@@ -22,6 +22,7 @@ from plan.model import Model, RopeScaling
 from plan.pieces.shapes import Extents, extents
 from plan.program import RankProgram
 from plan.run import Run
+from trainer.feed import Batches, Feed
 
 Tensor = torch.Tensor
 T = TypeVar("T")
@@ -54,14 +55,6 @@ def coordinates(rank: int, run: Run) -> Coordinates:
     return Coordinates(rank, at["tp"], at["dp"], at["pp"])
 
 
-class Batches(Protocol):
-    """Where token ids come from."""
-
-    def batch(self, step: int, samples: tuple[int, ...]) -> Tensor:
-        """(samples, seq + 1) int64: each sequence and the token after it."""
-        ...
-
-
 @dataclass(slots=True)
 class RankContext:
     """What all pieces of a rank share."""
@@ -74,13 +67,13 @@ class RankContext:
     device: torch.device
     state: StepState = field(default_factory=StepState)
     e: Extents = field(init=False)
-    keeps_ids: bool = field(init=False)
-    _ids: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    feed: Feed = field(init=False)
     _cache: dict[object, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.e = extents(self.run.model, self.run.plan)
-        self.keeps_ids = self.device.type == "cuda"
+        cuda = self.device.type == "cuda"
+        self.feed = Feed(self.data, self.samples, self.e.seq, keeps=cuda, pinned=cuda)
 
     @property
     def model(self) -> Model:
@@ -118,23 +111,6 @@ class RankContext:
         if key not in self._cache:
             self._cache[key] = make()
         return cast("T", self._cache[key])
-
-    def ids(self, micro: int, shift: int) -> Tensor:
-        """(T,) int64 on the host: the token ids of a micro-batch of this step in (position, sample) order, `shift`
-        tokens on. For a device they are in a pinned buffer that stays, since copies from it are asynchronous (the host
-        waits for the end of each step)."""
-        grid = self.data.batch(self.state.step, self.samples(micro))
-        ids = grid[:, shift : shift + self.e.seq].t().contiguous().view(-1)
-        if not self.keeps_ids:
-            return ids
-        if (micro, shift) not in self._ids:
-            self._ids[micro, shift] = torch.empty_like(ids, pin_memory=self.device.type == "cuda")
-        return self._ids[micro, shift].copy_(ids)
-
-    def refill(self) -> None:
-        """Put this step's token ids where earlier steps' were."""
-        for micro, shift in self._ids:
-            self.ids(micro, shift)
 
     def alibi(self, scale: float) -> Tensor:
         """(heads, seq, seq): this rank's ALiBi bias, slope · (key − query), over `scale`, which the softmax applies."""

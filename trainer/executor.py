@@ -27,7 +27,8 @@ from plan.run import Run
 from trainer import pieces_attention, pieces_ends, pieces_step
 from trainer.bodies import Body, computation
 from trainer.collectives import check_known, communication
-from trainer.context import Batches, PieceContext, RankContext, coordinates
+from trainer.context import PieceContext, RankContext, coordinates
+from trainer.feed import Batches
 from trainer.graphs_cuda import StepGraphs, capturable
 from trainer.groups import members
 from trainer.init import initialise

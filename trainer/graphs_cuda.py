@@ -3,7 +3,7 @@
 What is captured is the step up to the first instruction that takes something from the host which changes from step to
 step: the optimizer's (learning rate, step number), the host's own, and the reading of the loss. The rest is issued
 after it, one by one. Tokens are no obstacle: their copies start from pinned buffers that stay and are filled anew
-before each replay (`RankContext.refill`).
+before each replay (`trainer.feed`).
 
 Capturing runs every instruction's function once while the device does nothing: kernels, events and collectives become
 nodes of the graph, with the order that streams and waits give them. All streams fork from the compute stream and join
@@ -26,10 +26,12 @@ import torch
 from plan.program import Instruction
 from trainer.context import RankContext
 from trainer.storage import Storage
-from trainer.streams import Op, StreamError
+from trainer.streams import Op, StreamError, Wait
 from trainer.streams_cuda import CudaStreams, Row
 
 WARM_STEPS = 2
+FIRST_PART = 8
+"""The first of two graphs holds one instruction in so many."""
 
 
 def capturable(instructions: Sequence[Instruction]) -> int:
@@ -39,10 +41,10 @@ def capturable(instructions: Sequence[Instruction]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """A graph, the event after it, its instructions, those issued after it, and the table of tensors it leaves
-    behind."""
+    """Graphs to be launched one after another, the event after them, their instructions, those issued after them, and
+    the table of tensors they leave behind."""
 
-    graph: Any
+    graphs: list[Any]
     done: Any
     rows: list[Row]
     rest: list[Row]
@@ -63,9 +65,10 @@ class StepGraphs:
     def prepare(self) -> None:
         """Capture, once the first steps are over: between two steps, so that no step is the longer for it."""
         if self._warm == WARM_STEPS and not self._made:
+            torch.cuda.empty_cache()  # what the first steps used, for the graphs' own pool
             for recording in (False, True):
                 self.streams.recording = recording
-                self._made[recording] = self._capture()
+                self._made[recording] = self._captured()
 
     def issue(self) -> None:
         """Issue one step, between the streams' `begin` and `drain`."""
@@ -78,18 +81,31 @@ class StepGraphs:
     def close(self) -> None:
         """Let the graphs go: NCCL destroys no communicator that one of them uses."""
         for captured in self._made.values():
-            captured.graph.reset()
+            for graph in captured.graphs:
+                graph.reset()
         self._made = {}
         self._warm = 0
 
-    def _capture(self) -> _Captured:
-        streams, count = self.streams, self.count
-        rows = streams.rows(self.ops[:count], captured=True)
-        done = streams.event()
-        replayed = dict.fromkeys(((op.stream, op.ordinal) for op in self.ops[:count]), done)
-        rest = streams.rows(self.ops[count:], replayed=replayed)
-        torch.cuda.empty_cache()  # what the first steps used, for the graph's own pool
-        graph = torch.cuda.CUDAGraph()
+    def _parts(self) -> list[Sequence[Op]]:
+        """What is captured, as one graph, or as a short one and the rest: the device begins with the one while the host
+        launches the other. Between them all streams join, which transfers of a pipeline, received ahead, must not."""
+        ops = self.ops[: self.count]
+        short = 0 if any(op.stream.startswith(("send", "recv")) for op in ops) else self.count // FIRST_PART
+        return [part for part in (ops[:short], ops[short:]) if part]
+
+    def _captured(self) -> _Captured:
+        streams = self.streams
+        graphs, rows, done, replayed = [], [], streams.event(), dict[Wait, Any]()
+        for part in self._parts():
+            ready = streams.rows(part, captured=True, replayed=replayed)
+            graphs.append(self._graph(ready))
+            rows += ready
+            replayed |= dict.fromkeys(((op.stream, op.ordinal) for op in part), done)
+        rest = streams.rows(self.ops[self.count :], replayed=replayed)
+        return _Captured(graphs, done, rows, rest, list(self.storage.table))
+
+    def _graph(self, rows: Sequence[Row]) -> Any:
+        streams, graph = self.streams, torch.cuda.CUDAGraph()
         streams.enter("compute")
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")  # NCCL's threads ask about events
         try:
@@ -104,15 +120,18 @@ class StepGraphs:
                 "false"
             ) from error
         self._pool = graph.pool()
-        return _Captured(graph, done, rows, rest, list(self.storage.table))
+        return graph
 
     def _replay(self, captured: _Captured) -> None:
-        streams = self.streams
-        self.context.refill()
+        streams, feed, step = self.streams, self.context.feed, self.context.state.step
+        feed.refill(step)
         streams.enter("compute")
         issued = time.perf_counter()
-        captured.graph.replay()
+        for graph in captured.graphs:
+            graph.replay()
         streams.fork(captured.done)
         streams.replayed(captured.rows, issued)
         self.storage.table[:] = captured.table
+        if step + 1 < self.context.run.train.steps:
+            feed.read_ahead(step + 1)
         streams.issue_rows(captured.rest)

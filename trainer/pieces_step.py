@@ -102,8 +102,9 @@ def load_targets(ctx: PieceContext) -> Results:
 
 
 def _column_order(ctx: PieceContext, shift: int) -> Tensor:
-    ids, device = ctx.rank.ids(ctx.micro, shift), ctx.rank.device
-    return ids if device.type == "cpu" else ids.to(device, non_blocking=True)
+    rank = ctx.rank
+    ids = rank.feed.ids(rank.state.step, ctx.micro, shift)
+    return ids if rank.device.type == "cpu" else ids.to(rank.device, non_blocking=True)
 
 
 @piece("NORM", "norm")

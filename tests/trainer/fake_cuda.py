@@ -180,7 +180,7 @@ class OnStreams(Executor):
         super().__init__(*arguments, **options, pieces=PIECES | loading)
 
     def _make_streams(self, status: Status, *_: Any) -> Any:
-        self.storage.counts, self.context.keeps_ids = False, True
+        self.storage.counts, self.context.feed.keeps = False, True
         return CudaStreams(self.rank, sorted(self._counts), status, self._wait_s, self.device)
 
 

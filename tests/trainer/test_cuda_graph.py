@@ -14,8 +14,10 @@ from plan.run import Run
 from tests.trainer.fake_cuda import Device, OnStreams, install
 from tests.trainer.pool import Pool
 from tests.trainer.ranks import GPT, LLAMA, make_executor, make_run, text
+from tests.trainer.test_cuda_issue import LAYOUTS, instructions
 from trainer.executor import Executor, StepResult
-from trainer.graphs_cuda import WARM_STEPS, capturable
+from trainer.feed import Feed
+from trainer.graphs_cuda import WARM_STEPS, StepGraphs, capturable
 from trainer.streams import StreamError
 
 STEPS = WARM_STEPS + 4
@@ -54,8 +56,8 @@ def test_replayed_steps_are_the_issued_ones(
     results, found = fly(executor)
     assert [(r.loss, r.grad_norm) for r in results] == [(r.loss, r.grad_norm) for r in expected]
     assert all(torch.equal(found[name], weights[name]) for name in weights)
-    assert device.asked["replay"] == STEPS - WARM_STEPS
-    assert device.asked["reset"] == 2  # NCCL would wait for a graph that still holds a communicator
+    assert device.asked["replay"] == 2 * (STEPS - WARM_STEPS)  # a short graph and a long one
+    assert device.asked["reset"] == 4  # NCCL would wait for a graph that still holds a communicator
     assert executor.storage.allocated() == 0
     for step, result in enumerate(results):
         assert set(result.stamps) == ({op.id for op in executor.ops} if step in RECORDED else set())
@@ -144,3 +146,34 @@ def test_a_capture_that_fails_says_what_to_set(monkeypatch: pytest.MonkeyPatch) 
         executor.step(WARM_STEPS)
     assert device.capturing is not None
     device.capturing.tape.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("layout", ["tp", "dp", "pp"])
+def test_the_device_begins_while_the_host_launches(layout: str) -> None:
+    """A short graph first, unless transfers are received ahead: streams join between two graphs."""
+    ops = instructions(LAYOUTS[layout])
+    nothing: Any = None
+    parts = StepGraphs(nothing, ops, 100, nothing, nothing)._parts()
+    assert [op for part in parts for op in part] == ops[:100]
+    assert [len(part) for part in parts] == ([100] if layout == "pp" else [12, 88])
+
+
+def test_ids_are_read_once_and_ahead() -> None:
+    """Tokens and targets of a micro-batch from one reading; kept buffers stay where they are."""
+    asked: list[tuple[int, tuple[int, ...]]] = []
+
+    class Counted:
+        def batch(self, step: int, samples: tuple[int, ...]) -> torch.Tensor:
+            asked.append((step, samples))
+            return torch.arange(len(samples) * 5).view(len(samples), 5) + 100 * step
+
+    feed = Feed(Counted(), lambda micro: (2 * micro, 2 * micro + 1), 4, keeps=True, pinned=False)
+    tokens, targets = feed.ids(0, 3, 0), feed.ids(0, 3, 1)
+    assert tokens.tolist() == [0, 5, 1, 6, 2, 7, 3, 8]
+    assert targets.tolist() == [1, 6, 2, 7, 3, 8, 4, 9]
+    feed.read_ahead(1)
+    assert tokens[0] == 0
+    feed.refill(1)
+    assert tokens[0] == 100
+    assert targets[0] == 101
+    assert asked == [(0, (6, 7)), (1, (6, 7))]
