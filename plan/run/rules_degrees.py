@@ -96,13 +96,14 @@ def heads(run: Run) -> Iterator[str]:
     """hidden = heads · head_dim unless head_dim is chosen; heads share kv_heads evenly; rotary needs an even
     head_dim."""
     model = run.model
-    if model.hidden % model.heads and model.head_dim == model.hidden // model.heads:
+    broken = model.hidden % model.heads and model.head_dim == max(1, model.hidden // model.heads)
+    if broken:
         legal = nearest_number(model.heads, divisors(model.hidden))
         yield f"model.hidden {model.hidden} is not a multiple of heads {model.heads}; give head_dim, or heads {legal}"
     if model.heads % model.kv_heads:
         legal = nearest_number(model.kv_heads, divisors(model.heads))
         yield f"model.heads {model.heads} is not a multiple of kv_heads {model.kv_heads}; nearest kv_heads {legal}"
-    if model.positions == "rotary" and model.head_dim % 2:
+    if model.positions == "rotary" and model.head_dim % 2 and not broken:
         near = f"{model.head_dim - 1} or {model.head_dim + 1}"
         yield f"model.head_dim {model.head_dim} is odd, but rotary positions rotate pairs; use {near}"
 

@@ -17,7 +17,8 @@ from plan.run.reading import correct_keys, keys_of
 from plan.run.schema import Spec
 
 S = TypeVar("S", bound=Spec)
-NUMBERS = (64, 96)
+NUMBERS = ((64, 96), (96, 64), (48, 80), (80, 32), (32, 112), (112, 48))
+"""For the first wrong number, the second, …: neither their order nor a ratio is the same in both stand-ins."""
 
 
 def stand_in(spec: type[S], raw: Mapping[str, Any], where: str, which: int) -> S | None:
@@ -27,8 +28,8 @@ def stand_in(spec: type[S], raw: Mapping[str, Any], where: str, which: int) -> S
         return spec.model_validate(corrected)
     except ValidationError as error:
         details = error.errors(include_url=False)
-    for detail in details:
-        corrected = _replaced(corrected, keys_of(detail, corrected), _candidates(detail)[which])
+    for number, detail in enumerate(details):
+        corrected = _replaced(corrected, keys_of(detail, corrected), _candidates(detail, number)[which])
     try:
         return spec.model_validate(corrected)
     except ValidationError:
@@ -40,12 +41,12 @@ def said_of_both(first: Sequence[str], second: Sequence[str]) -> list[str]:
     return [sentence for sentence in first if sentence in second]
 
 
-def _candidates(detail: Any) -> tuple[object, object]:
-    """Two values that differ, of the kind asked for."""
+def _candidates(detail: Any, number: int) -> tuple[object, object]:
+    """Two values that differ, of the kind asked for, for wrong value `number`."""
     if detail["type"] == "literal_error":
         options = detail["ctx"]["expected"].replace(" or ", ", ").replace("'", "").split(", ")
         return options[0], options[-1]
-    return (False, True) if detail["type"].startswith("bool") else NUMBERS
+    return (False, True) if detail["type"].startswith("bool") else NUMBERS[number % len(NUMBERS)]
 
 
 def _replaced(raw: dict[str, Any], path: Sequence[str], value: object) -> dict[str, Any]:

@@ -53,6 +53,9 @@ kv heads alone (torchtitan issue 2574):
 hidden over heads:
   over: {model: {heads: 15}}
   says: ["hidden 1024 is not a multiple of heads 15; give head_dim, or heads 16"]
+more heads than hidden, rotary:
+  over: {model: {heads: 2048, positions: rotary}}
+  says: ["hidden 1024 is not a multiple of heads 2048; give head_dim, or heads 1024"]
 heads over kv_heads:
   over: {model: {kv_heads: 5}}
   says: ["heads 16 is not a multiple of kv_heads 5; nearest kv_heads 4"]

@@ -1,5 +1,6 @@
 """Rules are asked while values are wrong, and say only what does not hang on the right values."""
 
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -44,3 +45,37 @@ def test_a_wrong_value_of_any_kind_has_a_stand_in() -> None:
 def test_where_nothing_can_stand_in_the_values_are_said_alone() -> None:
     found = problems_of({"zero_stage": 7, "tensor_parallel": 8})
     assert found == ("plan.zero_stage is 7; it must be at most 3; the nearest is 3",)
+
+
+LEGAL: list[dict[str, Any]] = [
+    {
+        "model": {"layers": 8, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "vocab": 100, "seq_length": 32,
+                  "positions": "rotary"},
+        "plan": {"tensor_parallel": 2, "sequence_parallel": True, "pipeline_parallel": 4, "micro_batch_size": 1,
+                 "global_batch_size": 16, "data_parallel": 2},
+    },
+    {
+        "model": {"layers": 4, "hidden": 96, "heads": 12, "head_dim": 8, "vocab": 100, "seq_length": 64,
+                  "positions": "learned", "max_positions": 64, "attention_dropout": 0.1},
+        "plan": {"zero_stage": 3, "tensor_parallel": 4, "data_parallel": 4, "micro_batch_size": 2,
+                 "zero": {"prefetch": "auto"}, "global_batch_size": 16, "recompute": "full"},
+    },
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("legal", LEGAL)
+def test_a_legal_run_with_values_spoilt_is_said_to_be_wrong_in_these_alone(legal: dict[str, Any]) -> None:
+    """Its right values would break no rule, so a sentence more would be false. Every three numbers of a section, and
+    every two across both."""
+    cluster = {"preset": "dgx-h100", "nodes": 2}
+    assert load({**legal, "cluster": cluster})
+    numbers = [
+        (section, key) for section in legal for key, value in legal[section].items() if type(value) in (int, float)
+    ]
+    for spoilt in (*combinations(numbers, 2), *combinations(numbers, 3)):
+        raw = {section: dict(legal[section]) for section in legal}
+        for section, key in spoilt:
+            raw[section][key] = "x"
+        with pytest.raises(InputError) as caught:
+            load({**raw, "cluster": cluster})
+        assert len(caught.value.problems) == len(spoilt), (spoilt, caught.value.problems)
