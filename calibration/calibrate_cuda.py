@@ -32,7 +32,7 @@ from kernels.registry import POINTWISE
 from plan.program import KernelCall
 
 Progress = Callable[[str, int, int], None]
-KEPT = ("network", "collectives", "contention", "cores", "host_optimizer", "framework_host", "workspace")
+KEPT = ("network", "collectives", "contention", "cores", "host_optimizer", "framework_host", "workspace", "cards")
 ATTENTION = ("flash", "cudnn")
 KINDS = ("eager", "compiled", "triton")
 ANY = "*"

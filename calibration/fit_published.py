@@ -69,6 +69,9 @@ TEXTS = {
     "bound (DeepSpeed, blogs/zenflow-corebinding: 1365 and 240 ms): the difference less the copy of the 16-bit weights",
     "host optimizer derived": "the rate of 2 x EPYC 7742 by data-sheet memory bandwidth: 16 channels of DDR5-4800 "
     "against DDR4-3200",
+    "cards": "average performance variation among identical GPUs of a cluster, 8 %, taken as a standard deviation "
+    "(arXiv 2208.11035); 9 % of GPU time at 64 thousand GPUs, up to 14 % of products between environments (arXiv "
+    "2510.15596)",
     "contention": "mean slow-down of computation beside a collective, four kinds of GPU (arXiv 2507.03114)",
 }
 
@@ -335,6 +338,7 @@ def _profile(name: str, memory: float, sources: Section, memory_rows: list[str],
             fit_framework_host.MEASURED_TEXT if of_one_card else fit_framework_host.TEXT,
         ),
         **{name: parts.source(of["kind"], of["text"]) for name, of in workspace.SOURCES.items()},
+        "cards": parts.source("published", TEXTS["cards"]),
         "contention": parts.source("published", TEXTS["contention"], factor=parts.OVERLAP_SLOWDOWN),
         "gemm-wide": parts.source("data sheet", TEXTS["wide"], []),
         "context": parts.source("derived", TEXTS["context"], []),
@@ -355,7 +359,8 @@ def _profile(name: str, memory: float, sources: Section, memory_rows: list[str],
     return {
         "name": name, "device": "cuda", "sources": shared | sources, "gemm": gemm, **sections,
         "memory": parts.memory_sections(memory), "host": host, "framework_host": fit_framework_host.section(name),
-        "workspace": workspace.sections(), "contention": contention,
+        "cards": {"source": "cards", "sigma": parts.CARD_SIGMA}, "workspace": workspace.sections(),
+        "contention": contention,
         "allocator": {"source": "context", "context_bytes": parts.CONTEXT_BYTES},
     }  # fmt: skip
 

@@ -73,6 +73,7 @@ HOST_KERNEL_S = {"h200": 12.6e-6, "h100": 6.6e-6, "a100-80gb": 6.6e-6}
 HOST_SIGMA = math.log(HOST_KERNEL_S["h200"] / HOST_KERNEL_S["h100"])  # between the two figures there are
 HOST_INSTRUCTION_S = 2.5e-6  # an empty instruction of the executor, measured by `calibrate` on a server CPU
 OVERLAP_SLOWDOWN = 1.189
+CARD_SIGMA = 0.08
 CONTEXT_BYTES = 808_255_488  # calibration/profiles/h200.yaml, measured: CUDA context, library handles, compiled code
 # (forward, backward) TFLOP/s at sequence lengths 2k, 8k, 32k on the same H200.
 H200_FLASH = {2048: (205, 184), 8192: (317, 282), 32768: (343, 319)}

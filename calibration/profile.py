@@ -203,6 +203,11 @@ class Profile:
         return f"{'network' if geometry.nodes > 1 and self.fabric.network else 'links'}: {source}", sigma
 
     @property
+    def card_sigma(self) -> float:
+        """Relative standard deviation of one card's speed from the measured one's; 0 where nothing is said."""
+        return self.file.cards.sigma if self.file.cards is not None else 0.0
+
+    @property
     def contention_sigma(self) -> float:
         """Relative standard deviation of the slow-downs of work beside other work."""
         return max((part.sigma for part in self.file.contention), default=0.0)

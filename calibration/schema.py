@@ -183,6 +183,11 @@ class ContentionFile(_Sourced):
     factor: Annotated[float, Field(ge=1, allow_inf_nan=False)]
 
 
+class CardsFile(_Sourced):
+    """How much cards of one kind differ from the one that was measured, by `sigma` alone: made, cooled and powered
+    otherwise."""
+
+
 class SustainedFile(_Sourced):
     """How many times longer a GEMM takes in a long run than in the short ones its points are of: a device at its power
     limit clocks down."""
@@ -233,6 +238,7 @@ class ProfileFile(_Part):
     host_optimizer: HostOptimizerFile | None = None
     contention: list[ContentionFile] = []
     sustained: SustainedFile | None = None
+    cards: CardsFile | None = None
     cores: CoresFile | None = None
     allocator: AllocatorFile = AllocatorFile()
 
@@ -240,7 +246,7 @@ class ProfileFile(_Part):
     def _names(self) -> ProfileFile:
         parts: list[_Sourced | None] = [*self.gemm, *self.attention, *self.memory, *self.collectives, *self.copies]
         parts += [*self.host, *self.contention, self.network, self.sustained, self.cores, self.host_optimizer]
-        parts += [*self.workspace, self.framework_host]
+        parts += [*self.workspace, self.framework_host, self.cards]
         named = [part.source for part in parts if part is not None]
         for source in [*named, *([self.allocator.source] if self.allocator.source else [])]:
             if source not in self.sources:

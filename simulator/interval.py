@@ -8,7 +8,8 @@ Procedure (nothing here is fitted, and no validation row is looked at):
    dtype stands in, as the least certain entry of the class; of a fit by its residuals.
 2. Errors of one kind from one source (GEMMs of one card, transfers over one network) go together: a bias does not
    average out over a thousand instructions. Their parts of the step are added up. Different kinds and sources are
-   independent: their sums add in squares.
+   independent: their sums add in squares. Another card of the kind is one more: all its kernels are faster or slower
+   together (`Profile.card_sigma`).
 3. Parts of the step are those of its critical time. Waiting (bubble, skew) is other ranks' work and takes the mixture.
    Communication hidden behind compute counts through what it slows down (contention). Host time that is hidden counts
    as far as it would show at the upper end of its own error: a step is no shorter than its host needs.
@@ -35,6 +36,7 @@ from simulator.fold import Colour
 LEVEL = 0.9  # share of real steps an interval is meant to hold
 _Z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
 COMPUTE_PARTS = ("compute", "recompute", "optimizer")
+KERNELS = ("gemm: ", "attention: ", "memory: ")  # what kernels' doubts are called
 PART_OF_ROLE = {"tp": "exposed_tensor", "pp_next": "exposed_pipeline", "pp_prev": "exposed_pipeline"}
 
 
@@ -92,6 +94,7 @@ def doubts(flight: Flown) -> tuple[Doubt, ...]:
     busy = sum(shares.values())  # waiting takes the mixture of everything else
     scale = 1.0 / busy if busy > 0 else 0.0
     found = [Doubt(what, share * scale, weighted[what] / share) for what, share in shares.items() if share > 0]
+    found += _cards(found, flight)
     hidden = _hidden_share(flight, comms_s)
     if hidden > 0 and flight.profile.contention_sigma > 0:
         found.append(Doubt("computing beside communication", hidden, flight.profile.contention_sigma))
@@ -100,6 +103,13 @@ def doubts(flight: Flown) -> tuple[Doubt, ...]:
 
 def _part(doubt: tuple[str, float], share: float) -> tuple[str, float, float]:
     return doubt[0], share, doubt[1]
+
+
+def _cards(found: list[Doubt], flight: Flown) -> list[Doubt]:
+    """All that the device computes, which a card other than the measured one does faster or slower."""
+    share = sum(doubt.share for doubt in found if doubt.what.startswith(KERNELS))
+    sigma = flight.profile.card_sigma
+    return [Doubt("another card", share, sigma)] if share > 0 and sigma > 0 else []
 
 
 def _kernel_seconds(flight: Flown) -> dict[KernelCall, float]:

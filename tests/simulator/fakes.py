@@ -44,6 +44,7 @@ class FakeProfile:
     allocator: Allocator = ALLOCATOR
     residuals: Mapping[str, float] = field(default_factory=lambda: {"gemm": 0.03, "collective": 0.1, "host": 0.2})
     factor: float = 1.0
+    card_sigma: float = 0.0
 
     def kernel_s(self, call: KernelCall) -> float:
         one = self.launch_s * call.count + flops_of(call) / self.flops_per_s + bytes_of(call) / self.bytes_per_s

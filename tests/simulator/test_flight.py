@@ -94,6 +94,19 @@ def test_errors_of_one_kind_add_up_and_of_different_kinds_add_in_squares() -> No
     assert [doubt.share * doubt.sigma for doubt in two.doubts] == sorted(parts.values(), reverse=True)
 
 
+def test_another_card_is_faster_or_slower_in_all_its_kernels() -> None:
+    """One error for everything a device computes, beside those of its prices; what links and hosts do stays out."""
+    program, run = small(PLAN)
+    residuals = {"gemm": 0.1, "collective": 0.2}
+    one = fly(program, run, FakeProfile(residuals=residuals)).interval
+    other = fly(program, run, FakeProfile(residuals=residuals, card_sigma=0.08)).interval
+    (card,) = (doubt for doubt in other.doubts if doubt.what == "another card")
+    computed = sum(doubt.share for doubt in one.doubts if not doubt.what.startswith(("links", "host", "computing")))
+    assert card.share == pytest.approx(computed)
+    wide, narrow = (math.log(found.high_s / found.low_s) / 2 for found in (other, one))
+    assert wide == pytest.approx(math.hypot(narrow, NormalDist().inv_cdf(0.95) * 0.08 * card.share))
+
+
 def test_a_host_that_almost_binds_widens_the_interval_upwards() -> None:
     """Hidden host time has no share of the step, but the step is no shorter than the host at its own worst."""
     program, run = small(PLAN)
