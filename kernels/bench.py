@@ -14,6 +14,7 @@ import argparse
 import gc
 import json
 import platform
+import statistics
 import subprocess
 import sys
 from math import nan
@@ -27,39 +28,50 @@ from kernels.bench_case import PEERS, Case
 from kernels.bench_cases import GROUPS
 from kernels.bench_host import small_calls
 from kernels.launch import HAS_TRITON, triton
-from kernels.timing import copy_tb_s, host_us, kernel_ms, peak_gib, warm_ms
+from kernels.timing import Time, copy_tb_s, host_us, kernel_ms, peak_gib, warm_ms
 
 HOST_TARGET_US = 40.0
 
 
+def timed(case: Case) -> dict[str, Time]:
+    """Each contestant's time: quantiles, or their medians over the rounds; without those that found no memory."""
+    found: dict[str, list[Time]] = {who: [] for who in case.calls}
+    for _ in range(case.rounds):
+        for who in list(found):
+            torch.cuda.synchronize()
+            try:
+                found[who].append(kernel_ms(case.calls[who], budget_ms=case.budget_ms / case.rounds))
+            except torch.OutOfMemoryError:
+                print(f"  {case.name} {case.shape} {who}: out of memory")
+                del found[who]
+    middle = statistics.median
+    return {
+        who: Time(middle(t.p20_ms for t in times), middle(t.p50_ms for t in times), middle(t.p80_ms for t in times))
+        for who, times in found.items()
+    }
+
+
 def measure(case: Case, copy: float) -> list[dict[str, Any]]:
     """One row a contestant of `case`."""
-    rows = []
-    for who, call in case.calls.items():
-        torch.cuda.synchronize()
-        try:
-            time = kernel_ms(call, budget_ms=case.budget_ms)
-            row: dict[str, Any] = {
-                "operator": case.name, "shape": case.shape, "who": who,
-                "p20_ms": time.p20_ms, "p50_ms": time.p50_ms, "p80_ms": time.p80_ms, **case.notes,
-            }  # fmt: skip
-            if case.bytes:
-                row |= {
-                    "bytes": case.bytes,
-                    "tb_s": case.bytes / time.p50_ms / 1e9,
-                    "of_copy": case.bytes / time.p50_ms / 1e9 / copy,
-                }
-            if case.flops:
-                row |= {"flops": case.flops, "tflops": case.flops / time.p50_ms / 1e9}
-            if case.memory:
-                row["peak_gib"] = peak_gib(call)
-            if case.target is not None and who.startswith("ours"):
-                met = time.p50_ms <= case.target if case.target_ms else row["of_copy"] >= case.target
-                row |= {"target": case.target, "target_unit": "ms" if case.target_ms else "of copy", "met": bool(met)}
-            rows.append(row)
-        except torch.OutOfMemoryError:
-            print(f"  {case.name} {case.shape} {who}: out of memory")
-    return rows
+    return [_row(case, copy, who, time) for who, time in timed(case).items()]
+
+
+def _row(case: Case, copy: float, who: str, time: Time) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "operator": case.name, "shape": case.shape, "who": who,
+        "p20_ms": time.p20_ms, "p50_ms": time.p50_ms, "p80_ms": time.p80_ms, **case.notes,
+    }  # fmt: skip
+    if case.bytes:
+        bandwidth = case.bytes / time.p50_ms / 1e9
+        row |= {"bytes": case.bytes, "tb_s": bandwidth, "of_copy": bandwidth / copy}
+    if case.flops:
+        row |= {"flops": case.flops, "tflops": case.flops / time.p50_ms / 1e9}
+    if case.memory:
+        row["peak_gib"] = peak_gib(case.calls[who])
+    if case.target is not None and who.startswith("ours"):
+        met = time.p50_ms <= case.target if case.target_ms else row["of_copy"] >= case.target
+        row |= {"target": case.target, "target_unit": "ms" if case.target_ms else "of copy", "met": bool(met)}
+    return row
 
 
 def show(row: dict[str, Any]) -> str:

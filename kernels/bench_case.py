@@ -30,7 +30,8 @@ class Case:
     target: float | None = None  # least share of the copy bandwidth, or most ms when `target_ms`
     target_ms: bool = False
     memory: bool = False  # also measure peak memory
-    budget_ms: float = 60.0
+    budget_ms: float = 60.0  # for each contestant
+    rounds: int = 1  # contestants take turns so many times: long ones heat the card for who comes next
     notes: dict[str, Any] = field(default_factory=dict)
 
 

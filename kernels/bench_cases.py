@@ -173,6 +173,7 @@ def rotary_embedding() -> Iterator[Case]:
         calls: dict[str, Call] = {
             "ours": lambda: rotary.rotary_forward(q, k, cos, sin),
             "ours backward": lambda: rotary.rotary_backward(q, k, cos, sin),
+            "ours in place": lambda: rotary.rotary_forward(q, k, cos, sin, q_out=q, k_out=k),
         }
         add_peer(calls, "eager", lambda: lambda: plain(q, k, wide_cos, wide_sin))
         add_peer(calls, "compile", lambda: lambda: compiled(q, k, wide_cos, wide_sin))

@@ -100,7 +100,7 @@ def linear_losses() -> Iterator[Case]:
     calls["(the same, logits by rows)"] = products_by_rows
     yield Case(
         "linear + cross entropy, forward + backward", f"{rows}x{hidden}, vocab {vocab} bf16", calls, flops=flops,
-        target=40.0, target_ms=True, memory=True, budget_ms=400.0,
+        target=40.0, target_ms=True, memory=True, budget_ms=1600.0, rounds=4,
     )  # fmt: skip
 
 

@@ -84,6 +84,7 @@ class Executor:
         self._communicators, self._pieces, self._wait_s = communicators, pieces, wait_s
         initialise(self.storage, self.context)
         self._counts: dict[str, int] = {}
+        self._steps = 0
         self.ops = self._ready()
         self.streams = self._make_streams(status or Status(), thread_context)
         self.graphs = self._make_graphs() if run.plan.cuda_graph else None
@@ -92,6 +93,9 @@ class Executor:
         """Run step `step` (0-based). Raises StreamError when a stream fails or a wait runs out."""
         state = self.context.state
         state.step, state.lr = step, learning_rate(self.run.optimizer, step)
+        if self._steps == 1 and self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)  # a compiler tries candidates in the first step
+        self._steps += 1
         with self.thread_context(), torch.no_grad():
             if self.graphs is not None:
                 self.graphs.prepare()
@@ -126,7 +130,8 @@ class Executor:
         return self.storage.parameters(flats)
 
     def peak_bytes(self) -> int:
-        """Most bytes alive so far: the device's allocator on CUDA, the storage's own count on a CPU."""
+        """Most bytes alive so far: the storage's own count on a CPU; on CUDA the device's allocator's, since the first
+        step."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         return self.storage.peak_bytes

@@ -13,7 +13,7 @@ from kernels.linear_crossentropy import (
     rows_inside,
     words_per_block,
 )
-from tests.kernels.fidelity import DEVICE, assert_faithful, error, randn
+from tests.kernels.fidelity import DEVICE, EXP_UNITS, assert_faithful, error, randn
 
 F = torch.nn.functional
 SPAN = STATISTICS.words * STATISTICS.tiles
@@ -43,8 +43,8 @@ def test_columns_with_a_gradient_each(dtype, rows, vocab, ignored):
     exact = by_autograd(logits.double(), target, upstream, 0.25)
     low = by_autograd(logits, target, upstream, 0.25)
     loss = cross_entropy_columns(logits, target, row_weight=upstream, scale=0.25)
-    assert_faithful(loss, low[0], exact[0], "loss")
-    assert_faithful(logits, low[1], exact[1], "gradient")
+    assert_faithful(loss, low[0], exact[0], "loss", units=EXP_UNITS[dtype])
+    assert_faithful(logits, low[1], exact[1], "gradient", units=EXP_UNITS[dtype])
 
 
 def test_more_spans_than_are_joined_at_once(monkeypatch):

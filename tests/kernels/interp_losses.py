@@ -14,7 +14,7 @@ from kernels.crossentropy import (
 )
 from kernels.launch import KernelArgumentError
 from kernels.linear_crossentropy import linear_cross_entropy, linear_cross_entropy_reference
-from tests.kernels.fidelity import DEVICE, assert_faithful, error, randn
+from tests.kernels.fidelity import DEVICE, EXP_UNITS, assert_faithful, error, randn
 
 F = torch.nn.functional
 SMALL = RowConfig(64, 4)
@@ -43,8 +43,8 @@ def test_rows_with_a_gradient_each(dtype, rows, vocab, ignored):  # bugs 5, 6, 8
     before = logits.clone()
     loss, gradient = cross_entropy(logits, target, row_weight=upstream, config=SMALL)
     assert torch.equal(before, logits)
-    assert_faithful(loss, low[0], exact[0], "loss")
-    assert_faithful(gradient, low[1], exact[1], "gradient")
+    assert_faithful(loss, low[0], exact[0], "loss", units=EXP_UNITS[dtype])
+    assert_faithful(gradient, low[1], exact[1], "gradient", units=EXP_UNITS[dtype])
     again, written = cross_entropy(logits, target, row_weight=upstream, in_place=True, config=SMALL)
     assert written.data_ptr() == logits.data_ptr()
     assert torch.equal(logits, gradient)
@@ -143,7 +143,7 @@ def test_linear_cross_entropy(chunk, dtype):  # bug 17: the error does not grow 
     assert ours.dweight.dtype == torch.float32
     assert ours.dx.dtype == dtype
     for name in ("loss", "dx", "dweight"):
-        assert_faithful(getattr(ours, name), getattr(low, name), getattr(exact, name), name)
+        assert_faithful(getattr(ours, name), getattr(low, name), getattr(exact, name), name, units=EXP_UNITS[dtype])
     main = torch.ones_like(ours.dweight)
     into = linear_cross_entropy(x, w, target, scale=0.01, row_weight=upstream, chunk_rows=chunk, weight_grad=main)
     assert into.dweight is main
