@@ -7,7 +7,16 @@
 Read: Megatron-LM and Megatron-DeepSpeed launch scripts and argument strings, DeepSpeed JSON, torchtitan TOML, Hugging
 Face config.json, GPT-NeoX YAML, and Windtunnel's own run files. No flag or key of a plan is ignored in silence: each
 is translated, named as having no effect on the forecast, reported unknown with the nearest known name, or refused.
-Scripts are evaluated, never executed.
+Scripts are evaluated (`plan.shell`), never executed.
+
+| files | what they read |
+| --- | --- |
+| detection, relaxed | which format a file has; JSON with comments and trailing commas |
+| ledger | what is said about the input; single values in range |
+| megatron*, arguments, flag* | Megatron's flags: model, layout, batch, training, with DeepSpeed beside it |
+| launch, launch_size, world | the training command of a script, and how many GPUs it runs on |
+| deepspeed*, neox*, torchtitan*, huggingface* | the other formats; `*_keys` are their tables of keys |
+| partitioned | what another framework's ZeRO does otherwise than ours |
 """
 
 from collections.abc import Mapping

@@ -13,7 +13,10 @@ from typing import Any
 from plan.errors import InputError
 from plan.importers.ledger import Ledger, nearest
 from plan.importers.partitioned import fsdp
+from plan.importers.torchtitan_batch import batch_section, data_parallel
 from plan.importers.torchtitan_keys import COUNTS, FLAVORS, NO_EFFECT, OPEN, RATES, READ, RENAMED, SWITCHES, WORDS
+from plan.importers.torchtitan_training import training_sections
+from plan.importers.torchtitan_values import on, whole
 from plan.nearest import nearest_name, shown
 
 TABLES = {"model", "training", "parallelism", "optimizer", "lr_scheduler", "activation_checkpoint", "checkpoint"}
@@ -57,13 +60,13 @@ def translate(tables: Mapping[str, Any], ledger: Ledger, world: int | None = Non
     keys = _renamed(written, ledger)
     plan = _plan(keys, ledger)
     fsdp(plan, "torchtitan's FSDP2", ledger)
-    ranks = _data_parallel(keys, plan, world, ledger)
-    length = _whole(keys, "training.seq_len", ledger) or 2048
+    ranks = data_parallel(keys, plan, world, ledger)
+    length = whole(keys, "training.seq_len", ledger) or 2048
     wrong = {RENAMED.get(key, key) for key in written} - keys.keys()
     if not wrong:  # a batch does not follow from a wrong number
-        plan |= _batch(keys, plan, length, ranks, ledger)
+        plan |= batch_section(keys, plan, length, ranks, ledger)
     run: dict[str, Any] = {"model": _model(keys, length, ledger), "plan": plan}
-    run |= _training(keys, ledger)
+    run |= training_sections(keys, ledger)
     return run
 
 
@@ -111,8 +114,8 @@ def _legal(new: str, key: str, value: object, ledger: Ledger) -> bool:
 
 
 def _plan(keys: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
-    tensor = _whole(keys, "parallelism.tensor_parallel_degree", ledger) or 1
-    pipeline = _whole(keys, "parallelism.pipeline_parallel_degree", ledger) or 1
+    tensor = whole(keys, "parallelism.tensor_parallel_degree", ledger) or 1
+    pipeline = whole(keys, "parallelism.pipeline_parallel_degree", ledger) or 1
     plan: dict[str, Any] = {
         "tensor_parallel": tensor,
         "pipeline_parallel": pipeline,
@@ -121,11 +124,11 @@ def _plan(keys: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     if tensor > 1:
         plan["sequence_parallel"] = True
         ledger.note("torchtitan's tensor parallelism always splits the sequence too: sequence_parallel true")
-    if (context := _whole(keys, "parallelism.context_parallel_degree", ledger) or 1) > 1:
+    if (context := whole(keys, "parallelism.context_parallel_degree", ledger) or 1) > 1:
         plan["context_parallel"] = context
-    if (experts := _whole(keys, "parallelism.expert_parallel_degree", ledger) or 1) > 1:
+    if (experts := whole(keys, "parallelism.expert_parallel_degree", ledger) or 1) > 1:
         plan["expert_parallel"] = experts
-    if _on(keys, "parallelism.enable_async_tensor_parallel", ledger):
+    if on(keys, "parallelism.enable_async_tensor_parallel", ledger):
         ledger.not_yet("asynchronous tensor parallelism", "enable_async_tensor_parallel false")
     schedule = str(keys.get("parallelism.pipeline_parallel_schedule", "1F1B"))
     if pipeline > 1 and schedule.lower() in SCHEDULES:
@@ -141,13 +144,13 @@ def _plan(keys: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
         ledger.not_yet(f"parameters and optimizer state in {keys['training.dtype']} (training.dtype)", "float32")
     if "compile.enable" in keys:
         plan["kernels"] = "compiled" if ledger.boolean(keys["compile.enable"], "compile.enable") else "eager"
-    if _on(keys, "training.enable_cpu_offload", ledger):
+    if on(keys, "training.enable_cpu_offload", ledger):
         plan["offload"] = {"optimizer": "cpu", "parameters": "cpu"}
     plan |= _recompute(keys, ledger)
     param = str(keys.get("training.mixed_precision_param", "bfloat16"))
     plan["precision"] = DTYPES.get(param, "bf16")
     plan["gradient_dtype"] = DTYPES.get(str(keys.get("training.mixed_precision_reduce", "float32")), "fp32")
-    if _on(keys, "float8.enable_float8_linear", ledger) or "float8" in str(keys.get("model.converters", "")):
+    if on(keys, "float8.enable_float8_linear", ledger) or "float8" in str(keys.get("model.converters", "")):
         plan["precision"] = "fp8"
     return plan
 
@@ -164,70 +167,6 @@ def _recompute(keys: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
         ledger.not_yet(f"activation_checkpoint.mode {mode}", "none, selective or full")
         mode = "none"
     return {"recompute": mode}
-
-
-def _data_parallel(keys: Mapping[str, Any], plan: Mapping[str, Any], world: int | None, ledger: Ledger) -> int | None:
-    """Data-parallel ranks: shard × replicate, with -1 (rest of the world) settled where the world is known."""
-    shard = _whole(keys, "parallelism.data_parallel_shard_degree", ledger)
-    copies = _whole(keys, "parallelism.data_parallel_replicate_degree", ledger) or 1
-    if copies > 1:
-        ledger.not_yet(f"hybrid sharding (data_parallel_replicate_degree {copies})", "data_parallel_replicate_degree 1")
-    if shard is not None and shard > 0:
-        return shard * copies
-    share: int = plan["tensor_parallel"] * plan["pipeline_parallel"] * plan.get("context_parallel", 1)
-    if world is None or world % share:
-        return None
-    ledger.note(f"data_parallel {world // share} = {world} GPUs / {share} (tensor × pipeline × context)")
-    return world // share
-
-
-def _batch(
-    keys: Mapping[str, Any], plan: Mapping[str, Any], length: int, ranks: int | None, ledger: Ledger
-) -> dict[str, Any]:
-    local, whole = _whole(keys, "training.local_batch_size", ledger), _whole(keys, "training.global_batch_size", ledger)
-    per_rank, per_step = (
-        _whole(keys, f"training.num_tokens_per_{name}", ledger) for name in ("microbatch_per_dp_rank", "train_step")
-    )
-    if per_rank is not None and per_rank > 0 and local is None:
-        local = _sequences(per_rank, length, "num_tokens_per_microbatch_per_dp_rank", ledger)
-    if per_step is not None and per_step > 0 and whole is None:
-        whole = _sequences(per_step, length, "num_tokens_per_train_step", ledger)
-    if local is None:
-        local = 8
-        ledger.note("local_batch_size is not given: torchtitan's default 8")
-    micro = local
-    if plan["pipeline_parallel"] > 1:
-        count = _whole(keys, "parallelism.num_pp_microbatches", ledger)
-        micro = (
-            local // count if count else _whole(keys, "parallelism.pipeline_parallel_microbatch_size", ledger)
-        ) or 1
-        ledger.note(f"with a pipeline the local batch {local} is cut into micro-batches of {micro}")
-    found: dict[str, Any] = {"micro_batch_size": micro}
-    if whole is not None and whole > 0:
-        found["global_batch_size"] = whole
-        if ranks and whole % (local * ranks):
-            ledger.problem(
-                f"global batch {whole} is not a multiple of local batch {local} × {ranks} data-parallel ranks ="
-                f" {local * ranks}"
-            )
-    elif ranks:
-        found["global_batch_size"] = local * ranks
-        ledger.note(f"global batch {local * ranks} = local batch {local} × {ranks} data-parallel ranks")
-    elif micro != local:
-        ledger.problem(
-            "the global batch is local batch × data-parallel ranks, but the number of GPUs is not known; give --cluster"
-            " PRESET --nodes N"
-        )
-    return found
-
-
-def _sequences(tokens: int, length: int, where: str, ledger: Ledger) -> int:
-    if tokens % length:
-        ledger.problem(
-            f"{where} {tokens} is not a multiple of seq_len {length} (nearest"
-            f" {max(1, round(tokens / length)) * length})"
-        )
-    return max(1, tokens // length)
 
 
 def _model(keys: Mapping[str, Any], length: int, ledger: Ledger) -> dict[str, Any]:
@@ -250,49 +189,3 @@ def unknown_model(keys: Mapping[str, Any]) -> str:
     hint = f"; the nearest known is {near}" if near else f"; known: {', '.join(known)}"
     model = f"torchtitan model {shown(given['name'])} flavor {shown(given['flavor'])}"
     return f"{model} is not known here{hint}; or add --model PRESET"
-
-
-def _training(keys: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
-    name = str(keys.get("optimizer.name", "AdamW"))
-    if name.lower() not in ("adamw", "adam"):
-        ledger.not_yet(f"the optimizer {name}", "AdamW")
-    rate = ledger.number(keys.get("optimizer.lr", 8e-4), "optimizer.lr")
-    steps = _whole(keys, "training.steps", ledger) or 10000
-    warmup = _whole(keys, "lr_scheduler.warmup_steps", ledger)
-    factor = ledger.number(keys.get("lr_scheduler.min_lr_factor", 0.0), "lr_scheduler.min_lr_factor")
-    decay = str(keys.get("lr_scheduler.decay_type", "linear"))
-    if decay == "sqrt":
-        ledger.warn("lr_scheduler.decay_type sqrt changes the loss, not the step time; a constant rate is taken")
-    schedule = {
-        "kind": decay if decay in ("linear", "cosine") else "constant",
-        "warmup_steps": min(200 if warmup is None else warmup, steps - 1),
-        "decay_steps": steps,
-        "min_lr": (rate or 0) * (factor or 0),
-    }
-    betas = [
-        ledger.number(keys.get(f"optimizer.beta{i}", value), f"optimizer.beta{i}") for i, value in ((1, 0.9), (2, 0.95))
-    ]
-    optimizer = {
-        "name": "adamw",
-        "lr": rate,
-        "betas": betas,
-        "eps": ledger.number(keys.get("optimizer.eps", 1e-8), "optimizer.eps"),
-        "weight_decay": ledger.number(keys.get("optimizer.weight_decay", 0.1), "optimizer.weight_decay"),
-        "clip_norm": ledger.number(keys.get("training.max_norm", 1.0), "training.max_norm"),
-        "schedule": schedule,
-    }
-    run: dict[str, Any] = {"optimizer": optimizer, "train": {"steps": steps}}
-    seed = keys.get("debug.seed", keys.get("training.seed"))
-    if seed is not None:
-        run["train"]["seed"] = ledger.integer(seed, "seed")
-    if _on(keys, "checkpoint.enable", ledger) and "checkpoint.interval" in keys:
-        run["checkpoint"] = {"every": ledger.integer(keys["checkpoint.interval"], "checkpoint.interval")}
-    return run
-
-
-def _on(keys: Mapping[str, Any], key: str, ledger: Ledger) -> bool:
-    return key in keys and bool(ledger.boolean(keys[key], key))
-
-
-def _whole(keys: Mapping[str, Any], key: str, ledger: Ledger) -> int | None:
-    return ledger.integer(keys[key], key) if key in keys else None
