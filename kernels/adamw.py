@@ -22,6 +22,7 @@ import torch
 
 from kernels.direct import Launch, Launcher, checked_once, direct
 from kernels.launch import FLOATS, KernelArgumentError, cdiv, check_float, check_tensor, tl, triton, use_triton
+from kernels.written import written
 
 Tensor = torch.Tensor
 
@@ -179,6 +180,7 @@ def adamw_step(
         adamw_reference(p, m, v, g, step, decay, grad_scale, found_inf, copy)
         return
     launch(tensors, step.floats)
+    written(launcher, *(t for t in (p, m, v, copy) if t is not None))
 
 
 @checked_once
@@ -209,8 +211,8 @@ def _check(
     if copy is not None:
         check_tensor("copy", copy, dtypes=(*FLOATS, torch.float64), shape=(n,), device=p.device)
     if decayed:
-        check_tensor("decay.mask", mask, dtypes=(torch.uint8,), shape=(n,), device=p.device)
-        check_tensor("decay.codes", codes, dtypes=(torch.uint8,), shape=(cdiv(n, MASK_BLOCK),), device=p.device)
+        for name, part, items in (("decay.mask", mask, n), ("decay.codes", codes, cdiv(n, MASK_BLOCK))):
+            check_tensor(name, part, dtypes=(torch.uint8,), shape=(items,), device=p.device, contiguous=True)
     for name, number in (("grad_scale", grad_scale), ("found_inf", found_inf)):
         if number is not None and not isinstance(number, torch.Tensor):
             raise KernelArgumentError(f"{name} is {number!r}; accepted: a tensor of one element on {p.device}")
@@ -230,7 +232,9 @@ def adamw_operator(
     lr: float, step: int, beta1: float, beta2: float, eps: float, weight_decay: float,
 ) -> None:  # fmt: skip
     """`adamw_step` as `torch.ops.windtunnel.adamw`, for a compiled optimizer step."""
-    decay = DecayMask(mask, codes) if mask is not None and codes is not None else None
+    if (mask is None) != (codes is None):
+        raise KernelArgumentError("one of mask and codes is None; accepted: both of a DecayMask, or neither")
+    decay = None if mask is None or codes is None else DecayMask(mask, codes)
     numbers = AdamWStep(lr, step, beta1, beta2, eps, weight_decay)
     adamw_step(
         p, m, v, g, numbers, decay=decay, grad_scale=grad_scale, found_inf=found_inf, copy=copy,

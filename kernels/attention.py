@@ -176,7 +176,7 @@ def preference(device: torch.device) -> tuple[str, ...]:
 
 
 def refusals() -> dict[tuple[Any, ...], str]:
-    """Why backends were passed over so far: (backend, device type, dtype, (Hq, T, D), (Hk, S), causal) → the first
+    """Why backends were passed over so far: (backend, device type, dtype, (Hq, T, D), (Hk, S, Dv), causal) → the first
     line of its error."""
     return dict(_REFUSED)
 
@@ -201,7 +201,7 @@ def attention_forward(
         return _unfused_forward(q, k, v, causal, scale)
     chain = preference(q.device)
     for name in chain[:-1]:
-        kind = (name, q.device.type, q.dtype, tuple(q.shape[1:]), tuple(k.shape[1:3]), causal)
+        kind = (name, q.device.type, q.dtype, tuple(q.shape[1:]), (*k.shape[1:3], v.shape[3]), causal)
         if kind in _REFUSED:
             continue
         try:

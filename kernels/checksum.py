@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 
 from kernels.direct import Launcher, direct, start
-from kernels.launch import HAS_TRITON, INTERPRETED, KernelArgumentError, cdiv, tl, triton
+from kernels.launch import HAS_TRITON, INTERPRETED, KernelArgumentError, cdiv, check_tensor, tl, triton
 
 Tensor = torch.Tensor
 
@@ -57,6 +57,7 @@ def checksum(tensor: Tensor, *, word_first: int = 0, launcher: Launcher = direct
 
     Any type; contiguous; word_first: global index of word 0.
     """
+    check_tensor("tensor", tensor)
     if not tensor.is_contiguous():
         raise KernelArgumentError(
             f"tensor has strides {tensor.stride()}; accepted: contiguous (its bytes are summed in memory order)"

@@ -20,6 +20,7 @@ import torch
 from kernels.crossentropy import IGNORE_INDEX, loss_and_gradient_reference, row_statistics_reference
 from kernels.direct import Launcher, direct, start
 from kernels.launch import KernelArgumentError, cdiv, check_float, check_tensor, next_power_of_2, tl, triton, use_triton
+from kernels.written import written
 
 Tensor = torch.Tensor
 
@@ -36,6 +37,8 @@ class Tiles(NamedTuple):
 
 STATISTICS = Tiles(rows=512, words=8, tiles=64, warps=2, stages=3)
 GRADIENT = Tiles(rows=512, words=2, tiles=4, warps=4, stages=3)
+MOST_SPANS = 65535
+"""Programs along the second axis of a grid, at most."""
 JOINED_ROWS = 64
 """Columns of a program of the kernels that see each column once."""
 
@@ -155,7 +158,8 @@ def cross_entropy_columns(
     vocab_size on are padding."""
     _check(logits, target, row_weight)
     width, rows = logits.shape
-    vocab = width if vocab_size is None else min(width, vocab_size)
+    check_vocabulary(vocab_size, width)
+    vocab = width if vocab_size is None else vocab_size
     if not use_triton(logits):
         return _reference(logits, target, row_weight, scale, z_loss, vocab, ignore_index, gradient)
     tiles = _tiles(STATISTICS, vocab, rows)
@@ -180,16 +184,16 @@ def cross_entropy_columns(
         grid, width_too = (cdiv(rows, tiles["ROWS"]), cdiv(width, tiles["TILES"] * tiles["WORDS"])), (*numbers, width)
         start(launcher, columns_gradient_kernel, grid, (logits, lse, factor), width_too, tiles)
         start(launcher, put_targets_kernel, once, (logits, target, at_target), chosen, columns)
-    if launcher is direct and not torch.compiler.is_compiling():
-        torch.autograd.graph.increment_version(logits)  # autograd must see that a saved tensor was written over
+    written(launcher, logits)
     return loss
 
 
 def _tiles(config: Tiles, words: int, rows: int) -> dict[str, int]:
     """Constants of a launch over `rows` columns of `words`."""
     columns = min(config.rows, max(16, next_power_of_2(rows)))
+    every = max(1, cdiv(words, config.words))
     shape = {
-        "TILES": max(1, min(config.tiles, cdiv(words, config.words))),
+        "TILES": min(every, max(config.tiles, cdiv(every, MOST_SPANS))),
         "ROWS": columns,
         "WORDS": config.words,
         "STAGES": config.stages,
@@ -209,11 +213,19 @@ def _reference(
     return loss
 
 
+def check_vocabulary(vocab_size: int | None, width: int) -> None:
+    """Raises KernelArgumentError unless `vocab_size` is some of `width` words, or None."""
+    if vocab_size is not None and not 1 <= vocab_size <= width:
+        raise KernelArgumentError(f"vocab_size is {vocab_size} of {width} words; accepted: 1 … {width}, or None")
+
+
 def _check(logits: Tensor, target: Tensor, row_weight: Tensor | None) -> None:
     check_float("logits", logits)
     check_tensor("logits", logits, shape=(None, None))
     if logits.shape[1] > 1 and logits.stride(1) != 1:
         raise KernelArgumentError(f"logits has strides {logits.stride()}; accepted: unit stride along the rows")
+    if logits.shape[0] > 1 and logits.stride(0) < max(1, logits.shape[1]):
+        raise KernelArgumentError(f"logits has strides {logits.stride()}; accepted: words that do not overlap")
     rows, device = (logits.shape[1],), logits.device
     integers = (torch.int64, torch.int32)
     check_tensor("target", target, dtypes=integers, shape=rows, device=device, contiguous=True)

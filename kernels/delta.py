@@ -14,6 +14,7 @@ import torch
 
 from kernels.direct import Launcher, direct, start
 from kernels.launch import HAS_TRITON, INTERPRETED, KernelArgumentError, cdiv, check_tensor, tl, triton
+from kernels.written import written
 
 Tensor = torch.Tensor
 
@@ -26,7 +27,7 @@ _WORD = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def delta_pack_reference(new: Tensor, base: Tensor) -> Tensor:
     """uint8 (item bytes, n)."""
     delta = _bits(new) ^ _bits(base)
-    return delta.view(torch.uint8).view(new.numel(), -1).t().contiguous()
+    return delta.view(torch.uint8).view(new.numel(), new.dtype.itemsize).t().contiguous()
 
 
 def delta_unpack_reference(planes: Tensor, base: Tensor) -> Tensor:
@@ -88,6 +89,7 @@ def delta_unpack(planes: Tensor, base: Tensor, *, out: Tensor | None = None, lau
 
     Into `out` (may be base itself) when given.
     """
+    check_tensor("base", base)
     check_tensor("planes", planes, dtypes=(torch.uint8,), shape=(base.dtype.itemsize, base.numel()), device=base.device)
     out = torch.empty_like(base) if out is None else out
     _check("out", out, "base", base)
@@ -99,6 +101,7 @@ def delta_unpack(planes: Tensor, base: Tensor, *, out: Tensor | None = None, lau
     if n:
         constants = {"PLANES": base.dtype.itemsize, "BLOCK": BLOCK, "num_warps": 8}
         start(launcher, delta_unpack_kernel, (cdiv(n, BLOCK),), (planes, _bits(base), _bits(out)), (n,), constants)
+        written(launcher, out)
     return out
 
 
@@ -107,6 +110,7 @@ def _on_triton(tensor: Tensor) -> bool:
 
 
 def _check(name: str, tensor: Tensor, base_name: str, base: Tensor) -> None:
+    check_tensor(base_name, base)
     if base.dtype.itemsize not in _WORD or base.dtype.is_complex:
         raise KernelArgumentError(f"{base_name} has dtype {base.dtype}; accepted: real types of 1, 2, 4 or 8 bytes")
     check_tensor(name, tensor, dtypes=(base.dtype,), shape=base.shape, device=base.device)

@@ -15,6 +15,7 @@ import torch
 from kernels import activations, norms, rotary
 from kernels.functional_losses import cross_entropy, linear_cross_entropy
 from kernels.glue import launcher, operator
+from kernels.launch import KernelArgumentError
 from kernels.random import NO_DROPOUT, Dropout
 
 Tensor = torch.Tensor
@@ -72,8 +73,10 @@ def _norm_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -
     ctx.mark_non_differentiable(rstd, mean)
 
 
-def _norm_autograd(ctx: Any, dy: Tensor, dstream: Tensor | None, drstd: Any, dmean: Any) -> tuple[Any, ...]:
-    stream, weight, rstd, mean = ctx.saved_tensors
+def _norm_autograd(
+    ctx: Any, kept: tuple[Tensor, ...], dy: Tensor, dstream: Tensor | None, drstd: Any, dmean: Any
+) -> tuple[Any, ...]:
+    stream, weight, rstd, mean = kept
     rms, _, llama, *dropout = ctx.options
     own = ctx.has_residual or dropout[0] > 0.0
     ds, dx, dw, db = _norm_backward(
@@ -122,6 +125,8 @@ def _apply_norm(
     d: Dropout,
     rounding: str,
 ) -> tuple[Tensor, Tensor]:
+    if rounding not in ("fp32", "llama"):
+        raise KernelArgumentError(f"rounding is {rounding!r}; accepted: 'fp32', 'llama'")
     y, stream, _, _ = _norm(
         x,
         weight,
@@ -156,7 +161,7 @@ def _swiglu_backward(dh: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tens
 
 _swiglu.differentiable(
     lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
-    lambda ctx, dh: _swiglu_backward(dh, *ctx.saved_tensors),
+    lambda ctx, kept, dh: _swiglu_backward(dh, *kept),
 )
 
 
@@ -182,8 +187,8 @@ def _gelu_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(x, *(() if bias is None else (bias,)))
 
 
-def _gelu_autograd(ctx: Any, dh: Tensor) -> tuple[Any, ...]:
-    x, *bias = ctx.saved_tensors
+def _gelu_autograd(ctx: Any, kept: tuple[Tensor, ...], dh: Tensor) -> tuple[Any, ...]:
+    x, *bias = kept
     dx, db = _gelu_backward(dh, x, bias[0] if bias else None, ctx.tanh)
     return dx, db if ctx.has_bias else None, None
 
@@ -210,13 +215,16 @@ def _rotary_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.save_for_backward(cos, sin)
 
 
-def _rotary_autograd(ctx: Any, dq: Tensor, dk: Tensor) -> tuple[Any, ...]:
-    return *_rotary(dq, dk, *ctx.saved_tensors, not ctx.backward), None, None, None
+def _rotary_autograd(ctx: Any, kept: tuple[Tensor, ...], dq: Tensor, dk: Tensor) -> tuple[Any, ...]:
+    return *_rotary(dq, dk, *kept, not ctx.backward), None, None, None
 
 
 _rotary.differentiable(_rotary_setup, _rotary_autograd)
 
 
 def rotary_embedding(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """(q, k) rotated, differentiable; see `rotary.rotary_forward`."""
+    """(q, k) rotated, differentiable in both; see `rotary.rotary_forward`."""
+    if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
+        name = "cos" if cos.requires_grad else "sin"
+        raise KernelArgumentError(f"{name} requires a gradient; accepted: tables that need none (call .detach())")
     return _rotary(q, k, cos, sin, False)

@@ -54,8 +54,8 @@ def _residual_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(tokens)
 
 
-def _residual_autograd(ctx: Any, d: Tensor) -> tuple[Any, ...]:
-    (tokens,) = ctx.saved_tensors
+def _residual_autograd(ctx: Any, kept: tuple[Tensor | None], d: Tensor) -> tuple[Any, ...]:
+    (tokens,) = kept
     z_type, bias_type = ctx.types
     if tokens is None or ctx.numbers[0] == 0.0:
         dz, db = d, None if bias_type is None else d.sum(0)
@@ -76,9 +76,9 @@ def residual_add(
     tokens: Tensor | None = None,
 ) -> Tensor:
     """stream + dropout(z + bias), differentiable; stream, z (rows, width), bias (width,). tokens: int64 (rows,), the
-    global token of each row (by default rows follow one another from `dropout.token_first` on)."""
+    global token of each row (None: where `dropout` says that rows lie)."""
     if tokens is None and dropout.p > 0.0:
-        tokens = torch.arange(dropout.token_first, dropout.token_first + z.shape[0], device=z.device)
+        tokens = dropout.tokens(z.shape[0], z.device)
     numbers = dropout.p, dropout.key_low, dropout.key_high, dropout.element_first
     return _residual_add(stream, z, bias, tokens, *numbers)
 

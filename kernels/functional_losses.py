@@ -31,9 +31,9 @@ def _cross_entropy_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor
     ctx.mark_non_differentiable(output[1])
 
 
-def _cross_entropy_autograd(ctx: Any, dloss: Tensor, _: Any) -> tuple[Any, ...]:
+def _cross_entropy_autograd(ctx: Any, kept: tuple[Tensor, ...], dloss: Tensor, _: Any) -> tuple[Any, ...]:
     """An ignored row has no gradient, whatever arrives for it (0/0 where all are ignored)."""
-    gradient, target = ctx.saved_tensors
+    gradient, target = kept
     used = (target != ctx.ignore_index) & (target >= 0) & (target < gradient.shape[1])
     return (gradient * torch.where(used, dloss, 0.0)[:, None]).to(gradient.dtype), None, None, None
 
@@ -52,8 +52,11 @@ def cross_entropy(
 def _linear_cross_entropy(
     x: Tensor, weight: Tensor, target: Tensor, scale: float, z_loss: float, ignore_index: int, chunk_rows: int
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """(loss, dx, dweight). In fp16 the gradients are unscaled: 1 / tokens would push them below its range, where no
+    loss scale that arrives later finds them."""
+    inner = 1.0 if x.dtype == torch.float16 else scale
     result = linear_crossentropy.linear_cross_entropy(
-        x, weight, target, scale=scale, z_loss=z_loss, ignore_index=ignore_index, chunk_rows=chunk_rows or None
+        x, weight, target, scale=inner, z_loss=z_loss, ignore_index=ignore_index, chunk_rows=chunk_rows or None
     )
     assert result.dx is not None
     assert result.dweight is not None
@@ -70,12 +73,14 @@ def _linear_shapes(
 
 def _linear_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.weight_type = inputs[1].dtype
+    ctx.scale = inputs[3] if inputs[0].dtype == torch.float16 else 1.0
     ctx.save_for_backward(output[1], output[2])
     ctx.mark_non_differentiable(output[1], output[2])
 
 
-def _linear_autograd(ctx: Any, dloss: Tensor, _dx: Any, _dw: Any) -> tuple[Any, ...]:
-    dx, dweight = ctx.saved_tensors
+def _linear_autograd(ctx: Any, kept: tuple[Tensor, ...], dloss: Tensor, _dx: Any, _dw: Any) -> tuple[Any, ...]:
+    dx, dweight = kept
+    dloss = dloss * ctx.scale
     return (dx * dloss).to(dx.dtype), (dweight * dloss).to(ctx.weight_type), *([None] * 5)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.library import custom_op, triton_op, wrap_triton
 
 from kernels.direct import Launcher, direct
@@ -32,6 +33,10 @@ def launcher() -> Launcher:
     return wrap_triton if listened() else direct
 
 
+def _has_tangent(argument: Any) -> bool:
+    return isinstance(argument, torch.Tensor) and forward_ad.unpack_dual(argument).tangent is not None
+
+
 class _Refused(torch.autograd.Function):
     """Results of a backward, tied to what they depend on; what comes back through it is a second derivative."""
 
@@ -45,15 +50,17 @@ class _Refused(torch.autograd.Function):
 
 
 def first_only(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """`backward` whose results, where a graph of them is wanted, refuse to be differentiated again, rather than pass
-    for constants."""
+    """`backward(ctx, kept, *gradients)` as autograd calls it, without `kept`, which it reads once: a checkpoint gives a
+    tensor away, and an offloaded one travels, each time. Where a graph of the results is wanted, they refuse to be
+    differentiated again, rather than pass for constants."""
 
     def once(ctx: Any, *gradients: Any) -> Any:
-        depended = [t for t in (*gradients, *ctx.saved_tensors) if t is not None and t.requires_grad]
-        with torch.no_grad():
-            results = backward(ctx, *gradients)
+        kept = ctx.saved_tensors
         if not torch.is_grad_enabled():
-            return results
+            return backward(ctx, kept, *gradients)
+        depended = [t for t in (*gradients, *kept) if t is not None and t.requires_grad]
+        with torch.no_grad():
+            results = backward(ctx, kept, *gradients)
         depended = depended or [torch.empty(0, requires_grad=True)]  # what was kept hides what it was made of
         results = list(results) if isinstance(results, tuple) else [results]
         made = [i for i, r in enumerate(results) if r is not None]
@@ -77,8 +84,8 @@ class Operator:
         self._straight: Any = None
 
     def differentiable(self, setup: Callable[..., None], backward: Callable[..., Any]) -> None:
-        """Links `backward(ctx, *gradients)` to what `setup(ctx, inputs, output)` keeps. A gradient is a tensor or None
-        in the order of the inputs; second derivatives are refused."""
+        """Links `backward(ctx, kept, *gradients)` to the tensors that `setup(ctx, inputs, output)` keeps. A gradient is
+        a tensor or None in the order of the inputs; second derivatives are refused."""
         function, backward = self.function, first_only(backward)
         self.registered.register_autograd(backward, setup_context=setup)
 
@@ -96,6 +103,8 @@ class Operator:
         self._straight = Straight
 
     def __call__(self, *arguments: Any) -> Any:
+        if forward_ad._current_level >= 0 and any(map(_has_tangent, arguments)):
+            raise KernelArgumentError("a forward-mode derivative of a fused kernel is asked for; accepted: backward")
         if listened() or not _PLAIN.issuperset(map(type, arguments)):
             return self._overload(*arguments)
         if self._straight is not None and torch.is_grad_enabled():

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kernels.crossentropy import IGNORE_INDEX
-from kernels.crossentropy_columns import cross_entropy_columns
+from kernels.crossentropy_columns import check_vocabulary, cross_entropy_columns
 from kernels.direct import Launcher, direct
 from kernels.launch import KernelArgumentError, cdiv, check_float, check_tensor, processors
 
@@ -82,7 +82,8 @@ def accumulate_product(into: Tensor, a: Tensor, b: Tensor, *, add: bool) -> Tens
             if add
             else aten.mm.dtype_out(a, b, into.dtype, out=into)
         )
-    product = torch.mm(a.to(into.dtype), b.to(into.dtype))
+    out = torch.empty_like(into)  # an operator that is told its output does not heed autocast
+    product = torch.mm(a.to(into.dtype), b.to(into.dtype), out=out)
     return into.add_(product) if add else into.copy_(product)
 
 
@@ -104,17 +105,20 @@ def linear_cross_entropy(
     """Loss and gradients of rows x (rows, hidden) against weight (vocab, hidden) and target int64 (rows,).
 
     weight_grad: fp32 (vocab, hidden) to add into; without it dweight is new, and its storage a block of words longer
-    than it where it held logits. gradient=False: the loss alone. Peak memory beyond arguments and results: one logits
-    buffer of `chunk_rows` × vocab (`rows_per_chunk` when None), and none where a new dweight holds all logits.
+    than it where it held logits. gradient=False: the loss alone; weight_grad is left as it is. Peak memory beyond
+    arguments and results: one logits buffer of `chunk_rows` × vocab (`rows_per_chunk` when None), and none where a new
+    dweight holds all logits.
     """
-    _check(x, weight, target, weight_grad)
+    _check(x, weight, target, row_weight, vocab_size, weight_grad)
     if chunk_rows is not None and chunk_rows < 1:
         raise KernelArgumentError(f"chunk_rows is {chunk_rows}; accepted: 1 or more, or None")
-    numbers = {"scale": scale, "z_loss": z_loss, "vocab_size": vocab_size, "ignore_index": ignore_index}
-    head = _Head(x.detach(), weight.detach(), target, row_weight, gradient, {**numbers, "launcher": launcher})
+    numbers: dict[str, Any] = {"scale": scale, "z_loss": z_loss, "vocab_size": vocab_size, "ignore_index": ignore_index}
+    numbers["launcher"] = launcher
+    row_weight = None if row_weight is None else row_weight.detach()
+    head = _Head(x.detach(), weight.detach(), target.contiguous(), row_weight, gradient, numbers)
     rows, vocab = x.shape[0], weight.shape[0]
     chunk = max(1, min(rows, chunk_rows or rows_per_chunk(rows, vocab, x.dtype.itemsize)))
-    done, dweight = 0, weight_grad
+    done, dweight = 0, weight_grad if gradient else None
     if gradient and weight_grad is None:
         done = 0 if chunk_rows else rows_inside(rows, chunk, x.shape[1], x.dtype, head.loss.dtype)
         dweight = head.new_weight_gradient(done)
@@ -142,7 +146,7 @@ class _Head:
         beyond the part stays free of meaning."""
         rows = part.stop - part.start
         torch.mm(self.weight, self.x[part].t(), out=logits[:, :rows])
-        target, row_weight = self.target[part], None if self.row_weight is None else self.row_weight[part]
+        target, row_weight = self.target[part], None if self.row_weight is None else self.row_weight[part].contiguous()
         if logits.shape[1] > rows:  # whole lines of logits, so that a program's loads are wide
             fill = logits.shape[1] - rows
             target = torch.nn.functional.pad(target, (0, fill), value=self.numbers["ignore_index"])
@@ -195,11 +199,17 @@ def linear_cross_entropy_reference(
     return LinearCrossEntropy(loss.detach(), dx, dweight)
 
 
-def _check(x: Tensor, weight: Tensor, target: Tensor, weight_grad: Tensor | None) -> None:
+def _check(
+    x: Tensor, weight: Tensor, target: Tensor, row_weight: Tensor | None, vocab_size: int | None,
+    weight_grad: Tensor | None,
+) -> None:  # fmt: skip
     check_float("x", x)
     check_tensor("x", x, shape=(None, None))
     check_tensor("weight", weight, dtypes=(x.dtype,), shape=(None, x.shape[1]), device=x.device)
     check_tensor("target", target, dtypes=(torch.int64, torch.int32), shape=(x.shape[0],), device=x.device)
+    if row_weight is not None:
+        check_tensor("row_weight", row_weight, shape=(x.shape[0],), device=x.device)
+    check_vocabulary(vocab_size, weight.shape[0])
     if weight_grad is not None:
         check_tensor(
             "weight_grad", weight_grad, dtypes=(torch.float32, torch.float64), shape=weight.shape, device=x.device

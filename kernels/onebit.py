@@ -14,6 +14,7 @@ import torch
 
 from kernels.direct import Launcher, direct, start
 from kernels.launch import FLOATS, KernelArgumentError, cdiv, check_float, check_tensor, tl, triton, use_triton
+from kernels.written import written
 
 Tensor = torch.Tensor
 
@@ -121,6 +122,7 @@ def onebit_pack(
     scale = partial.sum(1) / chunk
     bits = torch.empty(n // 8, dtype=torch.uint8, device=x.device)
     start(launcher, pack_kernel, grid, (x, error, scale, bits), numbers, {"BYTES": BLOCK // 8, "num_warps": 8})
+    written(launcher, error)
     return bits, scale
 
 
@@ -143,6 +145,8 @@ def onebit_unpack(
         )
     check_tensor("scale", scale, dtypes=(torch.float32, torch.float64), shape=(workers, n // chunk), device=bits.device)
     _contiguous(bits=bits, scale=scale)
+    if not dtype.is_floating_point:
+        raise KernelArgumentError(f"dtype is {dtype}; accepted: floating-point types")
     if not use_triton(scale) or dtype not in FLOATS:
         return onebit_unpack_reference(bits, scale, chunk).to(dtype)
     out = torch.empty(n, dtype=dtype, device=bits.device)

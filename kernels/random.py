@@ -108,6 +108,11 @@ class Dropout:
         """What a kept element is multiplied by."""
         return 1.0 / (1.0 - self.p)
 
+    def tokens(self, rows: int, device: torch.device | str = "cpu") -> torch.Tensor:
+        """int64 (rows,): the global token of each local row."""
+        row = torch.arange(rows, dtype=torch.int64, device=device)
+        return row // self.samples + (row % self.samples) * self.sample_stride + self.token_first
+
 
 NO_DROPOUT = Dropout(0.0)
 
@@ -143,8 +148,7 @@ def keep_mask(dropout: Dropout, rows: int, width: int, device: torch.device | st
 
     What the kernels apply; exported so that tests and references can.
     """
-    row = torch.arange(rows, dtype=torch.int64, device=device)[:, None]
-    tokens = row // dropout.samples + (row % dropout.samples) * dropout.sample_stride + dropout.token_first
+    tokens = dropout.tokens(rows, device)[:, None]
     elements = torch.arange(width, dtype=torch.int64, device=device)[None, :] + dropout.element_first
     p = torch.tensor(dropout.p, dtype=torch.float32, device=device)
     return uniform_reference(dropout, tokens, elements) >= p

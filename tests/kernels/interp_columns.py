@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kernels import crossentropy_columns, linear_crossentropy
-from kernels.crossentropy_columns import GRADIENT, STATISTICS, cross_entropy_columns
+from kernels.crossentropy_columns import GRADIENT, MOST_SPANS, STATISTICS, _tiles, cross_entropy_columns
 from kernels.launch import KernelArgumentError
 from kernels.linear_crossentropy import (
     linear_cross_entropy,
@@ -133,3 +133,39 @@ def test_where_logits_lie():
     assert rows_inside(9000, 2048, 4096, bf16, fp32) == 8192
     assert rows_inside(32768, 5248, 768, bf16, fp32) == 0  # 1,536 rows would make a thinner chunk than the buffer
     assert rows_inside(1000, 128, 700, fp64, fp64) == 700
+
+
+def test_the_loss_alone_leaves_the_main_gradient():
+    x, w, target, main = randn(37, 24), randn(300, 24, seed=1), targets(37, 300), torch.ones(300, 24, device=DEVICE)
+    alone = linear_cross_entropy(x, w, target, weight_grad=main, gradient=False)
+    assert alone.dx is alone.dweight is None
+    assert bool((main == 1).all())
+    torch.testing.assert_close(alone.loss, linear_cross_entropy(x, w, target).loss)
+
+
+def test_weights_and_targets_of_rows_in_any_layout():
+    x, w, target, upstream = randn(40, 24), randn(50, 24, seed=1), targets(40, 50, 0.2), randn(40, seed=9)
+    base = linear_cross_entropy(x, w, target, row_weight=upstream, chunk_rows=16)
+    strided = [torch.stack((t, t), 1)[:, 0] for t in (target, upstream)]
+    for rows in (None, 16):
+        ours = linear_cross_entropy(
+            x, w, strided[0], row_weight=strided[1].clone().requires_grad_() if rows else strided[1], chunk_rows=rows
+        )
+        torch.testing.assert_close(ours.loss, base.loss)
+        torch.testing.assert_close(ours.dweight, base.dweight)
+        assert not ours.loss.requires_grad
+
+
+def test_a_grid_s_second_axis_is_never_too_long():  # bug 3
+    for words in (1, 7, 128_256, 524_281, 3_000_000):
+        for config in (STATISTICS, GRADIENT):
+            tiles = _tiles(config, words, 64)
+            assert -(-words // (tiles["TILES"] * tiles["WORDS"])) <= MOST_SPANS
+
+
+def test_chunks_accumulate_in_fp32_under_autocast():  # bug 17
+    x, w = (randn(*shape, dtype=torch.bfloat16, seed=seed) for shape, seed in (((40, 24), 0), ((77, 24), 1)))
+    plain = linear_cross_entropy(x, w, targets(40, 77), chunk_rows=16)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        cast = linear_cross_entropy(x, w, targets(40, 77), chunk_rows=16)
+    assert torch.equal(cast.dweight, plain.dweight)

@@ -126,3 +126,19 @@ def test_mask_differs_by_every_key_and_keeps_the_rate():
         other = keep_mask(Dropout.at(0.25, **{**base, key: 1000}), 200, 500)
         agreement = float((first == other).float().mean())
         assert abs(agreement - (0.75**2 + 0.25**2)) < 0.01, key
+
+
+def test_what_is_written_over_counts_as_another_version():  # bug 11
+    p, m, v, g, copy, error = (randn(64, seed=seed) for seed in range(6))
+    planes = delta.delta_pack(p, g)
+    adamw.adamw_step(p, m, v, g, adamw.AdamWStep(0.1, 1), copy=copy)
+    onebit.onebit_pack(g, error)
+    for written in (p, m, v, copy, error, delta.delta_unpack(planes, g, out=torch.empty_like(g))):
+        assert written._version > 0
+    assert g._version == 0
+
+
+def test_a_delta_of_nothing():
+    nothing = randn(0)
+    assert delta.delta_pack(nothing, nothing).shape == (4, 0)
+    assert delta.delta_unpack(delta.delta_pack(nothing, nothing), nothing).shape == (0,)

@@ -17,6 +17,7 @@ from kernels import (
     attention,
     checksum,
     crossentropy,
+    crossentropy_columns,
     delta,
     functional,
     linear_crossentropy,
@@ -60,6 +61,21 @@ CASES = {
     "weight_grad has strides (1, 5); accepted: contiguous": lambda: linear_crossentropy.linear_cross_entropy(
         X, torch.zeros(5, 8), I64, weight_grad=torch.zeros(8, 5).t()
     ),
+    "row_weight has shape (5,); accepted: (3)": lambda: linear_crossentropy.linear_cross_entropy(X, X, I64, row_weight=torch.ones(5)),
+    "vocab_size is 4 of 3 words; accepted: 1 … 3, or None": lambda: linear_crossentropy.linear_cross_entropy(X, X, I64, vocab_size=4),
+    "vocab_size is -1 of 8 words; accepted: 1 … 8, or None": lambda: crossentropy_columns.cross_entropy_columns(X.t().contiguous(), I64, vocab_size=-1),
+    "logits has strides (1, 1); accepted: words that do not overlap": lambda: crossentropy_columns.cross_entropy_columns(FLAT.as_strided((8, 3), (1, 1)), I64),
+    "rounding is 'Llama'; accepted: 'fp32', 'llama'": lambda: functional.rms_norm(X, W, eps=1e-5, rounding="Llama"),
+    "sin requires a gradient; accepted: tables that need none": lambda: functional.rotary_embedding(Q, Q, COS, COS.clone().requires_grad_()),
+    "decay.mask has strides (2,); accepted: contiguous": lambda: adamw.adamw_step(
+        FLAT, FLAT, FLAT, FLAT, STEP, decay=adamw.DecayMask(torch.zeros(32, dtype=torch.uint8)[::2], BITS[0, :1])
+    ),
+    "one of mask and codes is None; accepted: both": lambda: adamw.adamw_operator(
+        FLAT, FLAT, FLAT, FLAT, None, torch.zeros(16, dtype=torch.uint8), None, None, None, 0.1, 1, 0.9, 0.95, 1e-8, 0.1
+    ),
+    "dtype is torch.int32; accepted: floating-point types": lambda: onebit.onebit_unpack(BITS, FLAT[None, :1], dtype=torch.int32),
+    "base is list; a torch.Tensor is needed": lambda: delta.delta_pack(FLAT, [1]),
+    "tensor is list; a torch.Tensor is needed": lambda: checksum.checksum([1]),
     "reduction is 'none'; accepted: 'mean', 'sum'": lambda: functional.linear_cross_entropy(X, X, I64, tokens=3, reduction="none"),
     "step is 0; accepted: 1, 2": lambda: adamw.AdamWStep(0.1, 0),
     "m has dtype bfloat16; accepted: float32": lambda: adamw.adamw_step(FLAT, FLAT.bfloat16(), FLAT, FLAT, STEP),

@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from kernels import functional
 from kernels.functional_flat import residual_add
 from kernels.launch import KernelArgumentError
-from kernels.random import Dropout
+from kernels.random import Dropout, keep_mask
 
 OPS = torch.ops.windtunnel
 
@@ -90,3 +91,82 @@ def test_only_asked_gradients():
     residual_add(stream, z, dropout=Dropout.at(0.5, seed=1, step=1, layer=1, site=1)).sum().backward()
     assert torch.equal(stream.grad, torch.ones(3, 8))
     assert z.grad is None
+
+
+TARGET, TABLE = torch.tensor([1, 2, -100]), torch.full((3, 4), 0.5)
+DROPPED = Dropout.at(0.5, seed=1, step=1, layer=1, site=1)
+CALLS = {
+    "swiglu": (functional.swiglu, leaf(3, 8), leaf(3, 8, seed=1)),
+    "gelu": (functional.gelu, leaf(3, 8), leaf(8, seed=1)),
+    "rms_norm": (lambda x, w: functional.rms_norm(x, w, eps=1e-5)[0], leaf(3, 8), leaf(8, seed=1)),
+    "layer_norm": (
+        lambda x, w, b, r: sum(functional.layer_norm(x, w, b, eps=1e-5, residual=r, dropout=DROPPED)),
+        leaf(3, 8), leaf(8, seed=1), leaf(8, seed=2), leaf(3, 8, seed=3),
+    ),
+    "rotary": (
+        lambda q, k: torch.cat(functional.rotary_embedding(q, k, TABLE, TABLE), 2), leaf(2, 3, 2, 8), leaf(2, 3, 1, 8)
+    ),
+    "residual": (lambda s, z: residual_add(s, z, dropout=DROPPED), leaf(3, 8), leaf(3, 8, seed=1)),
+    "cross entropy": (lambda x: functional.cross_entropy(x, TARGET), leaf(3, 8)),
+    "head": (lambda x, w: functional.linear_cross_entropy(x, w, TARGET, tokens=2), leaf(3, 8), leaf(9, 8, seed=1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_is_kept_is_unpacked_once(name):
+    """Checkpoints and offloading give a kept tensor away when it is asked for."""
+    call, *leaves = CALLS[name]
+    plain = torch.autograd.grad(call(*leaves).square().sum(), leaves)
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or len(packed), lambda i: packed[i - 1]):
+        out = call(*leaves)
+    count = len(packed)
+    unpacked = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: unpacked.append(t) or t):
+        again = call(*leaves)
+    hooked = [torch.autograd.grad(o.square().sum(), leaves) for o in (out, again)]
+    assert len(unpacked) == count
+    hooked.append(torch.autograd.grad(checkpoint(call, *leaves, use_reentrant=False).square().sum(), leaves))
+    for gradients in hooked:
+        assert all(torch.equal(a, b) for a, b in zip(plain, gradients, strict=True))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_forward_mode_is_refused(name):
+    """Not answered with a tangent of zero, or with none."""
+    call, *leaves = CALLS[name]
+    values = tuple(t.detach() for t in leaves)
+    with pytest.raises(KernelArgumentError, match="a forward-mode derivative .* accepted: backward"):
+        torch.func.jvp(call, values, values)
+    with torch.no_grad(), torch.autograd.forward_ad.dual_level():
+        call(*values)
+        dual = torch.autograd.forward_ad.make_dual(values[0], values[0])
+        with pytest.raises(KernelArgumentError, match="a forward-mode derivative"):
+            call(dual, *values[1:])
+
+
+def test_a_loss_scale_finds_the_head_s_gradients_in_fp16():
+    """1 / tokens applied in fp16 before the scale would round them to nothing."""
+    tokens, scale = 8192, 65536.0
+    x, w = leaf(64, 32).half().detach(), (0.05 * leaf(2000, 32, seed=1)).half().detach()
+    target = torch.arange(64)
+
+    def gradients(loss, dtype):
+        leaves = x.to(dtype).requires_grad_(), w.to(dtype).requires_grad_()
+        return torch.autograd.grad(loss(*leaves) * scale, leaves)
+
+    def composed(x, w):
+        return torch.nn.functional.cross_entropy((x @ w.t()).to(torch.promote_types(x.dtype, torch.float32)), target,
+                                                 reduction="sum") / tokens  # fmt: skip
+
+    exact = gradients(composed, torch.float64)
+    ours = gradients(lambda x, w: functional.linear_cross_entropy(x, w, target, tokens=tokens), torch.float16)
+    for mine, theirs in zip(ours, exact, strict=True):
+        assert float((mine.double() - theirs).norm() / theirs.norm()) < 2e-3
+
+
+def test_a_dropout_in_another_order_of_rows_drops_its_own_tokens():
+    d = Dropout.at(0.5, seed=1, step=1, layer=1, site=1, token_first=3, samples=4, sample_stride=100)
+    out = residual_add(torch.zeros(8, 16), torch.ones(8, 16), dropout=d)
+    assert torch.equal(out != 0, keep_mask(d, 8, 16))
+    assert not torch.equal(out != 0, keep_mask(DROPPED, 8, 16))

@@ -122,7 +122,7 @@ def test_attention_passes_over_a_backend_that_refuses(monkeypatch):
     monkeypatch.setattr(attention, "_REFUSED", {})
     done = attention.attention_forward(q, q, q)
     assert done.backend == "unfused"
-    assert attention.refusals() == {("cpu", "cpu", torch.float32, (2, 3, 4), (2, 3), True): "no such engine"}
+    assert attention.refusals() == {("cpu", "cpu", torch.float32, (2, 3, 4), (2, 3, 4), True): "no such engine"}
     torch.testing.assert_close(done.out, torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True))
 
 
