@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from kernels import activations, adamw, crossentropy, crossentropy_columns, norms, rotary
+from kernels.launch import HAS_TRITON
 from kernels.timing import copy_tb_s, kernel_ms
 
 ELEMENTS = 2**28
@@ -210,13 +211,21 @@ SWEEPS: dict[str, Callable[[float], None]] = {
 }
 
 
-def main(names: list[str]) -> None:
+def main(names: list[str]) -> int:
+    unknown = [name for name in names if name not in SWEEPS]
+    if unknown:
+        print(f"unknown sweep {', '.join(unknown)}; accepted: {', '.join(SWEEPS)}", file=sys.stderr)
+        return 2
+    if not (torch.cuda.is_available() and HAS_TRITON):
+        print("kernels.tune needs a CUDA device and triton", file=sys.stderr)
+        return 2
     copy = copy_tb_s()
     print(f"{torch.cuda.get_device_name()}: copy {copy:.2f} TB/s")
     for name in names or list(SWEEPS):
         SWEEPS[name](copy)
         torch.cuda.empty_cache()
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

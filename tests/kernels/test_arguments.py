@@ -120,12 +120,17 @@ def test_the_package_works_without_triton():
         "import sys; sys.modules['triton'] = None\n"
         "import torch\n"
         "from kernels import launch, norms, activations, rotary, crossentropy, linear_crossentropy, adamw, onebit, checksum, delta, attention\n"
-        "import kernels.random, kernels.functional, kernels.bench\n"
+        "import kernels.random, kernels.functional, kernels.functional_flat, kernels.bench, kernels.tune\n"
         "assert not launch.HAS_TRITON\n"
         "y = norms.norm_forward('rms', torch.ones(2, 4), torch.ones(4), eps=0.0)[0]\n"
         "assert torch.equal(y, torch.ones(2, 4))\n"
-        "assert kernels.bench.main([]) == 2\n"
+        "gate, up = (torch.ones(2, 4, requires_grad=True) for _ in range(2))\n"
+        "kernels.functional.swiglu(gate, up).sum().backward()\n"
+        "assert gate.grad.isfinite().all()\n"
+        "assert kernels.bench.main([]) == kernels.tune.main([]) == kernels.tune.main(['speed']) == 2\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "kernels.bench needs a CUDA device and triton" in done.stderr
+    assert "kernels.tune needs a CUDA device and triton" in done.stderr
+    assert "unknown sweep speed; accepted: norm-forward" in done.stderr
