@@ -15,7 +15,19 @@ import resource
 import pytest
 import torch
 
-from kernels import activations, adamw, checksum, crossentropy, delta, norms, onebit, rotary
+from kernels import (
+    activations,
+    adamw,
+    checksum,
+    crossentropy,
+    delta,
+    direct,
+    norms,
+    norms_launch,
+    onebit,
+    residual,
+    rotary,
+)
 from kernels.crossentropy_columns import cross_entropy_columns
 from kernels.norms_config import PERSISTENT_WIDTH
 from tests.kernels.fidelity import DEVICE, ON_GPU, randn
@@ -38,6 +50,30 @@ def spread(far, width, seed, rows=3):
 def same(a, b):
     for x, y in zip(a, b, strict=True):
         assert (x is None and y is None) or torch.equal(x, y)
+
+
+def test_looped_norms_and_residuals_beyond_int32(far, monkeypatch):  # bug 1
+    x, dy, w = spread(far, 96, 0), spread(far, 96, 1), randn(96, dtype=torch.bfloat16)
+    near, near_dy = x.clone(), dy.clone()
+    loop = norms.ForwardConfig(1, 1, loop=64)
+    same(
+        norms.norm_forward("layer", x, w, w, eps=1e-5, residual=dy, config=loop),
+        norms.norm_forward("layer", near, w, w, eps=1e-5, residual=near_dy, config=loop),
+    )
+    _, _, rstd, mean = norms.norm_forward("layer", near, w, w, eps=1e-5)
+    monkeypatch.setattr(norms_launch, "PERSISTENT_WIDTH", 64)
+    direct.forget()
+    wide = [
+        norms.norm_backward("layer", b, a, w, rstd, mean, has_bias=True, dstream=a)
+        for a, b in ((x, dy), (near, near_dy))
+    ]
+    direct.forget()
+    same(*wide)
+    same([residual.residual_forward(x, dy, w)], [residual.residual_forward(near, near_dy, w)])
+    sums = [torch.zeros(96, device=DEVICE) for _ in range(2)]
+    for rows, into in zip((x, near), sums, strict=True):
+        residual.residual_backward(rows, into)
+    same(sums[:1], sums[1:])
 
 
 def test_strided_rows_beyond_int32(far):  # bug 1
@@ -84,6 +120,9 @@ def test_wide_rows_and_rotary_beyond_int32(far):  # bug 1, batch and time axes
     q = far.as_strided((3, 1, 2, 16), (FAR, 7, 16, 1))
     q.copy_(randn(3, 1, 2, 16, dtype=torch.bfloat16))
     same(rotary.rotary_forward(q, q, cos, sin), rotary.rotary_forward(q.clone(), q.clone(), cos, sin))
+    q = far.as_strided((1, 1, 3, 16), (7, 9, FAR, 1))
+    q.copy_(randn(1, 1, 3, 16, dtype=torch.bfloat16))
+    same(rotary.rotary_forward(q, q, cos, sin), rotary.rotary_forward(q.clone(), q.clone(), cos, sin))
     cos, sin = rotary.rotary_table(3, 16, device=DEVICE)
     q = far.as_strided((1, 3, 2, 16), (7, FAR, 16, 1))
     same(
@@ -109,6 +148,25 @@ def only_program(number):
         type(builder).create_get_program_id = create
 
 
+def one_bit_past_two_to_the_31():
+    """The last blocks of one chunk of more than 2³¹ elements, and of nine workers' bits."""
+    n = 2**31 + 2 * onebit.BLOCK
+    blocks, number, last = n // onebit.BLOCK, n // onebit.BLOCK - 1, slice(n - onebit.BLOCK, n)
+    x, error, out, partial = (torch.empty(size) for size in (n, n, n, blocks))
+    x[last], error[last], scale = -3.0, 1.0, torch.full((9, 1), 1.5)
+    bits = torch.empty(9, n // 8, dtype=torch.uint8)
+    with only_program(number):
+        onebit.abs_sum_kernel[(1,)](x, error, partial, n, blocks, BLOCK=onebit.BLOCK)
+        onebit.pack_kernel[(1,)](x, error, scale[0], bits[0], n, blocks, BYTES=onebit.BLOCK // 8)
+    assert float(partial[number]) == 2 * onebit.BLOCK
+    assert torch.equal(error[last], torch.full((onebit.BLOCK,), -0.5))
+    assert not bool(bits[0, -onebit.BLOCK // 8 :].any())
+    bits[:, -onebit.BLOCK // 8 :] = 255
+    with only_program(number):
+        onebit.unpack_kernel[(1,)](bits, scale, out, 9, n, n, 1, blocks, BYTES=onebit.BLOCK // 8)
+    assert torch.equal(out[last], torch.full((onebit.BLOCK,), 1.5))
+
+
 @pytest.mark.skipif(ON_GPU, reason="needs the interpreter; test_flat_buffers_past_int32_on_the_device does it whole")
 def test_one_block_past_two_to_the_31():  # bug 2
     n = 2**31 + 2 * adamw.MASK_BLOCK
@@ -131,6 +189,7 @@ def test_one_block_past_two_to_the_31():  # bug 2
     with only_program(first):
         delta.delta_pack_kernel[(1,)](base, base, planes, n, PLANES=2, BLOCK=delta.BLOCK)
     assert not bool(planes[held].any())
+    one_bit_past_two_to_the_31()
     wide = 2**30  # as 32-bit words, n fits an int32 and the fourth plane does not begin inside one
     words, out = (torch.empty(wide, dtype=torch.int32) for _ in range(2))
     planes = torch.empty(4 * wide, dtype=torch.uint8)
