@@ -17,7 +17,6 @@ import platform
 import statistics
 import subprocess
 import sys
-from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -127,45 +126,51 @@ def main(arguments: list[str] | None = None) -> int:
     functorch_config.donated_buffer = False  # the peers' backwards are timed on a retained graph
     PEERS[0] = not options.no_peers
     torch.manual_seed(0)
-    copy = copy_tb_s()
-    result: dict[str, Any] = {"environment": environment(), "copy_tb_s": copy, "rows": [], "small_calls": []}
+    result: dict[str, Any] = {
+        "environment": environment(), "copy_tb_s": copy_tb_s(), "rows": [], "small_calls": [],
+    }  # fmt: skip
     if options.revision:
         result["environment"]["revision"] = options.revision
-    print(f"{result['environment']['device']}, copy {copy:.3f} TB/s (read + written)")
-
-    def save() -> None:
-        if options.json:
-            options.json.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"{result['environment']['device']}, copy {result['copy_tb_s']:.3f} TB/s (read + written)")
 
     for group in [g for g in GROUPS if not options.groups or g in options.groups]:
-        for case in GROUPS[group]():
-            for row in measure(case, copy):
-                result["rows"].append(row)
-                print(show(row), flush=True)
-            case.calls.clear()
-            gc.collect()
-            torch.cuda.empty_cache()
-        save()
+        run_group(group, result)
+        save(result, options.json)
     if not options.groups or "host" in options.groups:
-        for name, call in small_calls().items():
-            row = {
-                "operator": name,
-                "host_us": host_us(call),
-                "device_us": None if name.endswith("backward, autograd)") else warm_ms(call) * 1e3,
-                "target_host_us": HOST_TARGET_US,
-            }
-            result["small_calls"].append(row)
-            met = (
-                ""
-                if name.startswith("(")
-                else f"  target {HOST_TARGET_US:.0f} us: {'met' if row['host_us'] <= HOST_TARGET_US else 'MISSED'}"
-            )
-            print(
-                f"small call: {name:30s} host {row['host_us']:6.1f} us  device {row['device_us'] or nan:6.2f} us{met}",
-                flush=True,
-            )
-        save()
+        run_small_calls(result)
+        save(result, options.json)
     return 0
+
+
+def run_group(group: str, result: dict[str, Any]) -> None:
+    """Measure the cases of one group, print them and add them to `result`."""
+    for case in GROUPS[group]():
+        for row in measure(case, result["copy_tb_s"]):
+            result["rows"].append(row)
+            print(show(row), flush=True)
+        case.calls.clear()
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def run_small_calls(result: dict[str, Any]) -> None:
+    """The same for host and device time of small calls. Names in brackets are there to compare with; a backward of
+    autograd's runs on a thread of its own, which no graph captures."""
+    for name, call in small_calls().items():
+        device_us = None if name.endswith("backward, autograd)") else warm_ms(call) * 1e3
+        issue_us = host_us(call)
+        row = {"operator": name, "host_us": issue_us, "device_us": device_us, "target_host_us": HOST_TARGET_US}
+        result["small_calls"].append(row)
+        met = "met" if issue_us <= HOST_TARGET_US else "MISSED"
+        verdict = "" if name.startswith("(") else f"  target {HOST_TARGET_US:.0f} us: {met}"
+        device = "" if device_us is None else f"  device {device_us:6.2f} us"
+        print(f"small call: {name:30s} host {issue_us:6.1f} us{device}{verdict}", flush=True)
+
+
+def save(result: dict[str, Any], path: Path | None) -> None:
+    """Write what there is so far, where a file is asked for."""
+    if path:
+        path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

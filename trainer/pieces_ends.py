@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.registry import DTYPES
+from kernels.registry_inputs import DTYPES
 from trainer.context import SITE_EMBED, PieceContext
 from trainer.pieces import Results, piece
 

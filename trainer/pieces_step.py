@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import torch
 
-from kernels.registry import DTYPES, bind
+from kernels.registry import bind
+from kernels.registry_inputs import DTYPES
 from plan.program import Bucket
 from trainer.context import PieceContext
 from trainer.pieces import Results, piece

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import torch
 
-from kernels.registry import DTYPES
+from kernels.registry_inputs import DTYPES
 from plan.program import OFF_DEVICE, Buffer, RankProgram, numel, resolve_buffer
 
 Tensor = torch.Tensor

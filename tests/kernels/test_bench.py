@@ -50,3 +50,17 @@ def test_a_contestant_without_memory_is_left_out(clock, capsys):
     case = Case("head", "8x8", {"ours": lambda: 1, "peer": starved}, flops=1e9, rounds=3)
     assert [row["who"] for row in bench.measure(case, copy=4.0)] == ["ours"]
     assert capsys.readouterr().out == "  head 8x8 peer: out of memory\n"
+
+
+def test_small_calls_are_judged_unless_in_brackets(clock, monkeypatch, capsys):
+    calls = {"norm": lambda: 1, "slow": lambda: 2, "(torch: add)": lambda: 3, "(norm backward, autograd)": lambda: 4}
+    monkeypatch.setattr(bench, "small_calls", lambda: calls)
+    monkeypatch.setattr(bench, "host_us", lambda call: 30.0 if call() == 1 else 50.0)
+    monkeypatch.setattr(bench, "warm_ms", lambda call: 0.002)
+    result = {"small_calls": []}
+    bench.run_small_calls(result)
+    lines = capsys.readouterr().out.splitlines()
+    assert [("met" in line, "MISSED" in line) for line in lines] == [(True, False), (False, True)] + [
+        (False, False)
+    ] * 2
+    assert [row["device_us"] for row in result["small_calls"]] == [2.0, 2.0, 2.0, None]
