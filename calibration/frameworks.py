@@ -81,4 +81,25 @@ LLM_FOUNDRY = Framework(
     source="mosaicml/llm-foundry bb7f8bb, models/layers/{blocks,norm,attention,flash_attn_triton}.py and the "
     "pretraining YAMLs before c26309d (attn_impl: triton)",
 )
-FRAMEWORKS = {framework.name: framework for framework in (NANOTRON, LLM_FOUNDRY)}
+FMS = Framework(
+    name="fms",
+    operators={
+        # float, square, mean, epsilon, root, product, cast, weight: 36 bytes an element where 4 are the least
+        "rmsnorm_forward": (8, 9.0),
+        # weight: two products and a sum (18 bytes); cast (6); product with the root: two products and a sum (24);
+        # square: product and sum of both gradients (24); cast (6); then the residual's gradient (6): 84 of 8
+        "rmsnorm_backward": (13, 10.5),
+        "bias_grad": (0, 0.02),  # counted above
+        # for q and k each: float, product with a 2 x 2 rotation, sum, cast: 36 bytes of 4
+        "rope_forward": (8, 9.0),
+        "rope_backward": (8, 9.0),  # float, the sum expanded, product, sum, cast
+        "swiglu_forward": (2, 5 / 3),  # silu, product
+        "swiglu_backward": (4, 2.0),  # two products, silu's backward, and the sum of two products' input gradients
+        "add": (1, 1.0),
+        "copy": (1, 1.0),
+        "embedding_forward": (1, 1.0),
+    },
+    source="foundation-model-stack (ibm-fms), modules/{layernorm,positions,feedforward}.py and models/llama.py, eager "
+    "as fms-fsdp 4ffb9bd trains it",
+)
+FRAMEWORKS = {framework.name: framework for framework in (NANOTRON, LLM_FOUNDRY, FMS)}

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
+from calibration.frameworks import FRAMEWORKS
 from calibration.profile import load_profile
 from plan.compile import compile_run
 from plan.errors import InputError
@@ -244,6 +245,18 @@ def test_rows_on_a_network_of_their_own_are_flown_on_it() -> None:
     assert "nics" not in run_dict(row("nanotron-1.34B-n8-dp8-tp1-pp1-z0-mb1-ga32"))["cluster"]
 
 
+def test_a_network_printed_for_a_node_is_that_of_its_nics_together() -> None:
+    """400 Gb/s a node are 50 GB/s; `8x ... 200 Gb/s per node` is each of eight, and the preset's."""
+    nics = load(run_dict(row("fms-eager-34b-a100"))).cluster.nics
+    assert nics.count * nics.bandwidth_gb_s == pytest.approx(50)
+    assert "nics" not in run_dict(row("korthikanti-t5-175B-full"))["cluster"]
+    assert "nics" not in run_dict(row("fms-eager-34b-a100", inter_link=""))["cluster"]
+
+
+def test_frameworks_named_by_a_source_are_known() -> None:
+    assert {known.framework for known in CONVENTIONS if known.framework} == set(FRAMEWORKS)
+
+
 def test_kernels_of_the_source_are_slower_than_fused_ones() -> None:
     run = convert(row("nanotron-1.34B-n8-dp4-tp1-pp2-z1-mb1-ga64")).run
     assert run is not None
@@ -294,7 +307,15 @@ def test_a_file_that_is_no_table_of_runs(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("source", "mean", "worst"), [("sc21", 0.08, 0.10), ("korthikanti", 0.05, 0.08), ("vtrain", 0.07, 0.25)]
+    ("source", "mean", "worst"),
+    [
+        ("sc21", 0.08, 0.10),
+        ("korthikanti", 0.05, 0.08),
+        ("vtrain", 0.07, 0.25),
+        ("fms-fsdp", 0.06, 0.10),
+        ("llm-foundry", 0.08, 0.35),
+        ("nanotron", 0.15, 0.40),
+    ],
 )
 def test_sources_stay_within_what_has_been_reached(source: str, mean: float, worst: float) -> None:
     board = scoreboard([r for r in ROWS if (known := convention(r)) is not None and known.name == source])

@@ -184,7 +184,13 @@ CONVENTIONS: tuple[Convention, ...] = (
         why="FSDP2, read as ZeRO-3 of our own.",
     ),
     Convention(
-        name="fms-fsdp", matches=("ibm_fms_fsdp", ""), family=LLAMA, plan=FSDP, why="FSDP1, read as ZeRO-3 of our own."
+        name="fms-fsdp",
+        matches=("ibm_fms_fsdp", ""),
+        family=LLAMA,
+        plan={**FSDP, "gradient_dtype": "bf16"},
+        framework="fms",
+        why="FSDP1, read as ZeRO-3 of our own with the eager kernels of its Llama; gradients are reduced in bf16 "
+        "(policies/mixed_precision.py).",
     ),
     Convention(
         name="llm-foundry",

@@ -12,6 +12,7 @@ yet forecast" is asked of `plan.run.load`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,7 @@ SHARDINGS = (
     ("FSDP", 3),
 )  # fmt: skip
 SCHEDULES = {"ZB-1p": "zb-h1", "ZB-2p": "zb-h2"}  # the others follow from the number of chunks
+PER_NODE = re.compile(r"(?:RoCE )?(\d+) Gb/s per node")  # a node's whole bandwidth, where a row prints that
 FILLING = 2  # micro-batches per stage of a row that prints memory alone: the pipeline is full, more changes nothing
 
 
@@ -167,7 +169,10 @@ class _Reader:
         per_node = self.row.count("gpus_per_node")
         cluster |= {"gpus_per_node": per_node} if per_node else {}
         nodes = -(-self._count("n_gpus") // (per_node or 8))
-        return cluster | (_fabric(self.source, nodes) if nodes > 1 and self.source.fabric else {})
+        if nodes > 1 and self.source.fabric:
+            return cluster | _fabric(self.source, nodes)
+        printed = PER_NODE.match(self.row.text("inter_link"))
+        return cluster | (_nics(int(printed[1])) if printed and "nics" not in self.source.cluster else {})
 
     def _plan(self) -> dict[str, Any]:
         tp, pp, dp = self._count("tp"), self._count("pp"), self._data_parallel()
@@ -251,6 +256,11 @@ def _fabric(source: Convention, nodes: int) -> dict[str, Any]:
     a transfer between two ranks may use it whole."""
     measured = min((known for known in source.fabric if known >= nodes), default=max(source.fabric))
     return {"nics": {"count": 1, "bandwidth_gb_s": bus_bytes_per_s(source.fabric[measured]) / 1e9}}
+
+
+def _nics(gb_per_node: int) -> dict[str, Any]:
+    """Eight NICs that together carry the Gb/s that a row prints for a node."""
+    return {"nics": {"count": 8, "bandwidth_gb_s": gb_per_node / 8 / 8}}
 
 
 def units_by_cost(costs: Sequence[float], stages: int) -> list[int]:
