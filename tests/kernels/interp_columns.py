@@ -57,6 +57,23 @@ def test_more_spans_than_are_joined_at_once(monkeypatch):
     assert error(logits, exact[1]) < 1e-6
 
 
+def test_the_largest_logits_lie_anywhere():
+    """In the last span, which is joined later than sixteen others; all of them far below zero."""
+    logits, target = randn(17 * SPAN, 2), targets(2, 17 * SPAN)
+    logits += torch.arange(17 * SPAN, device=DEVICE)[:, None] * (20 / SPAN) - 600
+    exact = by_autograd(logits.double(), target, torch.ones(2, device=DEVICE))
+    loss = cross_entropy_columns(logits, target)
+    assert error(loss, exact[0]) < 1e-4
+    assert error(logits, exact[1]) < 1e-4
+
+
+def test_overwritten_logits_count_as_another_version():  # bug 11
+    for gradient in (True, False):
+        logits = randn(8, 4)
+        cross_entropy_columns(logits, targets(4, 8), gradient=gradient)
+        assert logits._version == 1
+
+
 def test_other_arguments():  # each at a value that is not its default
     vocab, padded, rows = 300, 320, 6
     wide = 2 * randn(padded, 40)
@@ -125,6 +142,34 @@ def test_logits_in_the_weight_gradient(monkeypatch, case):
     chunks = linear_cross_entropy(x, w, target, scale=0.01, row_weight=upstream, chunk_rows=16)
     torch.testing.assert_close(ours.loss, chunks.loss)
     torch.testing.assert_close(ours.dweight, chunks.dweight, atol=1e-6, rtol=1e-4)
+
+
+def bytes_of(t):
+    """Range of addresses that a tensor lies in."""
+    last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+    return range(t.data_ptr(), t.data_ptr() + (last + 1) * t.itemsize)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_logits_are_read_before_the_weight_gradient_is_written_over_them(monkeypatch, dtype):
+    """By addresses: the references widen what they multiply, and would hide it."""
+    written, form = [], linear_crossentropy.accumulate_product
+
+    def watched(into, a, b, *, add):
+        written.append(bytes_of(into))
+        read = bytes_of(a)
+        assert not any(w.start < read.stop and read.start < w.stop for w in written)
+        return form(into, a, b, add=add)
+
+    monkeypatch.setattr(linear_crossentropy, "accumulate_product", watched)
+    rows, hidden, vocab = 20, 24, 700
+    x, w, target = randn(rows, hidden, dtype=dtype), randn(vocab, hidden, dtype=dtype, seed=1), targets(rows, vocab)
+    ours = linear_cross_entropy(x, w, target)
+    assert len(written) > 2
+    inside = bytes_of(ours.dweight)
+    assert all(inside.start <= block.start < block.stop <= inside.stop for block in written)
+    exact = linear_cross_entropy_reference(x.double(), w.double(), target, 1.0, None)
+    assert error(ours.dweight, exact.dweight) < (0.1 if dtype == torch.bfloat16 else 1e-4)
 
 
 def test_where_logits_lie():
