@@ -64,11 +64,7 @@ def _norm_backward(
 def _norm_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, weight, bias, residual, *ctx.options = inputs
     _, stream, rstd, mean = output
-    ctx.has_bias, ctx.has_residual, ctx.own = (
-        bias is not None,
-        residual is not None,
-        stream.numel() > 0 or x.numel() == 0,
-    )
+    ctx.has_bias, ctx.has_residual = bias is not None, residual is not None
     ctx.save_for_backward(stream if residual is not None or ctx.options[3] > 0.0 else x, weight, rstd, mean)
     ctx.mark_non_differentiable(rstd, mean)
 
