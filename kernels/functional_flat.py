@@ -33,7 +33,7 @@ def _residual_add(
     stream: Tensor, z: Tensor, bias: Tensor | None, tokens: Tensor | None, p: float, key_low: int, key_high: int,
     element_first: int,
 ) -> Tensor:  # fmt: skip
-    mask = _mask(tokens, z.shape[1], p, key_low, key_high, element_first)
+    mask = _mask(tokens, z.shape[-1], p, key_low, key_high, element_first)
     return residual.residual_forward(stream, z, bias, mask, launcher=launcher())
 
 

@@ -12,7 +12,8 @@ no buffer but a margin: logits start one block of words below the gradient, and 
 that are used up. Every product of that chunk runs once, and dW is written once.
 
 Losses are normalised by the caller's `scale`, 1 / (valid tokens of the whole step), so accumulation and data
-parallelism need no correction. A row's upstream gradient must be known in the forward (`row_weight`): applied
+parallelism need no correction. The logits' gradients are stored in x's type: in fp16 `scale` has to hold the loss
+scale too, or they fall below its range. A row's upstream gradient must be known in the forward (`row_weight`): applied
 afterwards it could not reach dW.
 """
 

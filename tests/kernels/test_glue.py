@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from kernels import functional
 from kernels.functional_flat import residual_add
+from kernels.glue import listened
 from kernels.launch import KernelArgumentError
 from kernels.random import Dropout, keep_mask
 
@@ -58,6 +59,15 @@ def test_fake_tensors_take_the_long_way():
     out = functional.swiglu(outside, outside)
     assert type(out) is type(outside)
     assert out.shape == (3, 8)
+
+
+def test_transforms_take_the_long_way():
+    heard = []
+    torch.vmap(lambda x: heard.append(listened()) or x)(torch.zeros(2, 3))
+    assert heard == [True]
+    assert not listened()
+    gate, up = leaf(4, 3, 8).detach(), leaf(4, 3, 8, seed=1).detach()
+    torch.testing.assert_close(torch.vmap(functional.swiglu)(gate, up), functional.swiglu(gate, up))
 
 
 def test_both_ways_give_the_same():
