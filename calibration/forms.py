@@ -69,17 +69,19 @@ class TileForm:
 
 @dataclass(frozen=True, slots=True)
 class AccumulateForm:
-    """A weight gradient in two kernels: a product that leaves it in 16 bits (`form`), and one that adds it to the fp32
-    sum, moving `bytes_per_element` at `bytes_per_s`."""
+    """A weight gradient in two kernels: a product that leaves it in 16 bits (`form`), and one that takes it on (adds it
+    to an fp32 sum, lays it into a flat buffer), moving `bytes_per_element` at `bytes_per_s`. `counted_bytes` an
+    element of a call's bytes are the sum that the product itself would have read and written."""
 
     form: RooflineForm | TileForm
     launch_s: float
     bytes_per_element: float
     bytes_per_s: float
+    counted_bytes: float = 6.0
 
     def seconds(self, bytes_: float, batch: float, m: float, n: float, k: float) -> float:
-        """Time of both. `bytes_` is counted with an fp32 sum that is read and written, which the product does not."""
-        product = self.form.seconds(bytes_ - 6.0 * batch * m * n, batch, m, n, k)
+        """Time of both."""
+        product = self.form.seconds(bytes_ - self.counted_bytes * batch * m * n, batch, m, n, k)
         return product + self.launch_s + self.bytes_per_element * batch * m * n / self.bytes_per_s
 
 

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Framework:
     """`operators[op]` = (launches, bytes moved over the least), of memory-bound operators; those not named stay the
-    profile's. `accumulate`: bytes moved for each element of a weight gradient when the product leaves it in 16 bits and
-    another kernel adds it to the fp32 sum (0: the product adds it). `attention`: the profile's variant of fused
-    attention that it calls (empty: the plan's). `source`: where all that was read.
+    profile's. `accumulate_bytes`: moved for each element of a weight gradient when the product leaves it in 16 bits and
+    other kernels bring it into an fp32 one (0: the product adds it); `flatten_bytes`: the same where gradients stay in
+    16 bits. `attention`: the profile's variant of fused attention that it calls (empty: the plan's). `source`: where
+    all that was read.
 
     What it holds beyond the program that stands for it: `kept_ffn` tensors as wide as the feed-forward a layer and
     micro-batch in flight, `logit_copies` of the logits in fp32 at the loss, and with `gradient_buckets` a second copy
@@ -28,6 +29,7 @@ class Framework:
     operators: Mapping[str, tuple[int, float]]
     source: str
     accumulate_bytes: float = 0.0
+    flatten_bytes: float = 0.0
     attention: str = ""
     kept_ffn: int = 0
     logit_copies: int = 0
@@ -77,6 +79,10 @@ LLM_FOUNDRY = Framework(
         "embedding_forward": (1, 1.0),
         "copy": (1, 1.0),
     },
+    # FSDP1's modules compute on views split off a flat parameter: backward joins their gradients into one (2 read, 2
+    # written), and widens it where it is reduced in fp32 (2 read, 4 written).
+    accumulate_bytes=10.0,
+    flatten_bytes=4.0,
     attention="triton",
     source="mosaicml/llm-foundry bb7f8bb, models/layers/{blocks,norm,attention,flash_attn_triton}.py and the "
     "pretraining YAMLs before c26309d (attn_impl: triton)",
@@ -99,6 +105,7 @@ FMS = Framework(
         "copy": (1, 1.0),
         "embedding_forward": (1, 1.0),
     },
+    flatten_bytes=4.0,  # FSDP1, as above
     source="foundation-model-stack (ibm-fms), modules/{layernorm,positions,feedforward}.py and models/llama.py, eager "
     "as fms-fsdp 4ffb9bd trains it",
 )

@@ -92,12 +92,15 @@ def of_framework(entries: Iterable[Entry], one_pass: Entry, framework: Framework
     for op, (launches, ratio) in framework.operators.items():
         curve = Curve(Line(line.launch_s * launches, line.seconds_per_unit * ratio))
         own.append(replace(one_pass, op=op, memory=curve, issue_s=launches * per_kernel_s))
-    if framework.accumulate_bytes:
-        products = [e for e in kept if e.gemm is not None and e.op == "gemm" and "acc32" not in e.variant]
-        for entry in products:
+    products = [e for e in kept if e.gemm is not None and e.op == "gemm" and "acc32" not in e.variant]
+    for variant, bytes_, counted in (
+        ("tn+acc32", framework.accumulate_bytes, 6.0),
+        ("tn+acc16", framework.flatten_bytes, 2.0),
+    ):
+        for entry in products if bytes_ else ():
             assert isinstance(entry.gemm, RooflineForm | TileForm)
-            both = AccumulateForm(entry.gemm, line.launch_s, framework.accumulate_bytes, 1.0 / line.seconds_per_unit)
-            own.append(replace(entry, variant="tn+acc32", gemm=both, issue_s=2 * per_kernel_s))
+            both = AccumulateForm(entry.gemm, line.launch_s, bytes_, 1.0 / line.seconds_per_unit, counted)
+            own.append(replace(entry, variant=variant, gemm=both, issue_s=2 * per_kernel_s))
     gone = {("gemm", e.dtype, e.variant) for e in own if e.gemm is not None}
     kept = [e for e in kept if e.op not in framework.operators and (e.op, e.dtype, e.variant) not in gone]
     return _attending_by(kept, framework.attention) + own

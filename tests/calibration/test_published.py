@@ -195,6 +195,18 @@ def test_a_framework_is_priced_by_its_own_launches_and_passes() -> None:
     assert theirs.kernel_s(attention) == profile.kernel_s(attention)
 
 
+def test_fsdp_joins_the_gradients_of_a_flat_parameter_in_another_kernel() -> None:
+    """4 bytes an element where gradients stay in bf16, 10 where they are widened for the reduction."""
+    profile = load_profile("a100-80gb")
+    theirs = profile.with_kernels_of(FRAMEWORKS["llm-foundry"])
+    shape, one_pass = (8192, 8192, 8192), profile.for_kernels("eager").kernel_s(KernelCall("add", (8192**2,), "bf16"))
+    plain, flat, wide = (
+        theirs.kernel_s(KernelCall("gemm", shape, "bf16", variant)) for variant in ("tn", "tn+acc16", "tn+acc32")
+    )
+    assert flat - plain == pytest.approx(one_pass * 4 / 6, rel=0.05)
+    assert wide - plain == pytest.approx(one_pass * 10 / 6, rel=0.05)
+
+
 def test_the_host_of_a_framework_is_priced_by_gpt_fast_and_one_h200_machine() -> None:
     """50 kernels a layer at 25.5 tokens/s of 32 layers are 24.5 µs each; recording a graph makes it 33."""
     kernel_s, collective_s = fit_framework_host.measured()

@@ -253,6 +253,12 @@ def test_a_network_printed_for_a_node_is_that_of_its_nics_together() -> None:
     assert "nics" not in run_dict(row("fms-eager-34b-a100", inter_link=""))["cluster"]
 
 
+def test_what_a_row_notes_of_its_reduction_is_its_plan() -> None:
+    noted = {r.text("notes").count("PURE"): run_dict(r)["plan"] for r in ROWS if convert(r).source == "llm-foundry"}
+    assert noted[1]["gradient_dtype"] == "bf16"
+    assert "gradient_dtype" not in noted[0]
+
+
 def test_frameworks_named_by_a_source_are_known() -> None:
     assert {known.framework for known in CONVENTIONS if known.framework} == set(FRAMEWORKS)
 

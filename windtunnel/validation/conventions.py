@@ -44,6 +44,7 @@ class Convention:
     device), in units of `memory_unit_bytes`. `presumed[column]` = (value, why) fills an empty cell.
     `framework` names whose kernels the rows ran, where they are none of ours (`calibration.frameworks`).
     `fabric[nodes]` is the row of nccl.csv that says what the source's own network carried between so many nodes.
+    `noted[text]` are plan keys of rows whose notes hold that text.
     `blocking_from`: rows of at least so many GPUs ran with CUDA_LAUNCH_BLOCKING=1.
     `anomalous[id]` = why no model of healthy hardware can be held to that row: scores are given with and without them.
     """
@@ -59,6 +60,7 @@ class Convention:
     stages: Literal["auto", "by cost"] = "auto"
     framework: str = ""
     fabric: Mapping[int, str] = field(default_factory=dict)
+    noted: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     blocking_from: int | None = None
     memory: MemoryKind = "device"
     memory_unit_bytes: float = 2.0**30
@@ -198,6 +200,7 @@ CONVENTIONS: tuple[Convention, ...] = (
         family=MPT,
         plan=FSDP,
         framework="llm-foundry",
+        noted={"mixed precision PURE": {"gradient_dtype": "bf16"}},
         why="Composer on FSDP1, read as ZeRO-3 of our own with the kernels that its MPT launches, attention in Triton "
         "(FlashAttention-1). Learned positions and biases: the printed numbers of parameters have them.",
     ),

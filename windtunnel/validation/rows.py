@@ -201,6 +201,8 @@ class _Reader:
         blocking = self.source.blocking_from
         if blocking is not None and self._count("n_gpus") >= blocking:
             plan["launch_blocking"] = True
+        for text, keys in self.source.noted.items():
+            plan |= keys if text in self.row.text("notes") else {}
         return plan | ({"schedule": schedule} if schedule else {})
 
     def _one_of(self, column: str, known: Mapping[str, str]) -> str:
