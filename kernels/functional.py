@@ -67,14 +67,17 @@ def _norm_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -
     ctx.has_bias, ctx.has_residual = bias is not None, residual is not None
     ctx.save_for_backward(stream if residual is not None or ctx.options[3] > 0.0 else x, weight, rstd, mean)
     ctx.mark_non_differentiable(rstd, mean)
+    ctx.set_materialize_grads(False)  # a stream that nobody uses needs no zeros to be added
+    ctx.y_type = x.dtype
 
 
 def _norm_autograd(
-    ctx: Any, kept: tuple[Tensor, ...], dy: Tensor, dstream: Tensor | None, drstd: Any, dmean: Any
+    ctx: Any, kept: tuple[Tensor, ...], dy: Tensor | None, dstream: Tensor | None, drstd: Any, dmean: Any
 ) -> tuple[Any, ...]:
     stream, weight, rstd, mean = kept
     rms, _, llama, *dropout = ctx.options
     own = ctx.has_residual or dropout[0] > 0.0
+    dy = torch.zeros_like(stream, dtype=ctx.y_type) if dy is None else dy
     ds, dx, dw, db = _norm_backward(
         dy, stream, weight, rstd, mean, dstream if own else None, rms, ctx.has_bias, llama, *dropout
     )

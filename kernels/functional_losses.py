@@ -29,10 +29,13 @@ def _cross_entropy_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor
     ctx.save_for_backward(output[1], inputs[1])
     ctx.ignore_index = inputs[3]
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # else zeros as large as the logits would stand for the gradient of the gradient
 
 
-def _cross_entropy_autograd(ctx: Any, kept: tuple[Tensor, ...], dloss: Tensor, _: Any) -> tuple[Any, ...]:
+def _cross_entropy_autograd(ctx: Any, kept: tuple[Tensor, ...], dloss: Tensor | None, _: Any) -> tuple[Any, ...]:
     """An ignored row has no gradient, whatever arrives for it (0/0 where all are ignored)."""
+    if dloss is None:
+        return (None,) * 4
     gradient, target = kept
     used = (target != ctx.ignore_index) & (target >= 0) & (target < gradient.shape[1])
     return (gradient * torch.where(used, dloss, 0.0)[:, None]).to(gradient.dtype), None, None, None
@@ -76,9 +79,12 @@ def _linear_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...])
     ctx.scale = inputs[3] if inputs[0].dtype == torch.float16 else 1.0
     ctx.save_for_backward(output[1], output[2])
     ctx.mark_non_differentiable(output[1], output[2])
+    ctx.set_materialize_grads(False)  # else zeros as large as the weight would be made for every backward
 
 
-def _linear_autograd(ctx: Any, kept: tuple[Tensor, ...], dloss: Tensor, _dx: Any, _dw: Any) -> tuple[Any, ...]:
+def _linear_autograd(ctx: Any, kept: tuple[Tensor, ...], dloss: Tensor | None, _dx: Any, _dw: Any) -> tuple[Any, ...]:
+    if dloss is None:
+        return (None,) * 7
     dx, dweight = kept
     dloss = dloss * ctx.scale
     return (dx * dloss).to(dx.dtype), (dweight * dloss).to(ctx.weight_type), *([None] * 5)

@@ -98,6 +98,9 @@ def test_ignored_rows_have_no_gradient_whatever_arrives_for_them():
     logits, target = LOGITS.clone().requires_grad_(), torch.full((3,), -100)
     (functional.cross_entropy(logits, target).sum() / (target != -100).sum()).backward()
     assert not logits.grad.any()
+    outside = torch.tensor([-100, -1, logits.shape[1]])
+    (gradient,) = torch.autograd.grad(functional.cross_entropy(logits, outside).sum() * torch.nan, logits)
+    assert not gradient.any()
 
 
 @pytest.mark.parametrize("what", ["cross_entropy", "linear_cross_entropy"])

@@ -3,12 +3,14 @@
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.library import wrap_triton
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from kernels import functional
+from kernels import functional, functional_losses
+from kernels.direct import direct
 from kernels.functional_flat import residual_add
-from kernels.glue import listened
+from kernels.glue import launcher, listened
 from kernels.launch import KernelArgumentError
 from kernels.random import Dropout, keep_mask
 
@@ -59,6 +61,27 @@ def test_fake_tensors_take_the_long_way():
     out = functional.swiglu(outside, outside)
     assert type(out) is type(outside)
     assert out.shape == (3, 8)
+
+
+def test_launches_are_traced_where_somebody_listens():
+    assert launcher() is direct
+    with Heard():
+        assert launcher() is wrap_triton
+
+
+def test_other_kinds_of_tensors_take_the_long_way(monkeypatch):
+    class Other(torch.Tensor):
+        pass
+
+    def refused(*_):
+        raise AssertionError("the short way was taken")
+
+    monkeypatch.setattr(functional._swiglu, "_straight", None)
+    monkeypatch.setattr(functional._swiglu, "function", refused)
+    x = torch.randn(3, 8)
+    assert type(functional.swiglu(x.as_subclass(Other), x)) is Other
+    with pytest.raises(AssertionError, match="the short way was taken"):
+        functional.swiglu(x, x)
 
 
 def test_transforms_take_the_long_way():
@@ -180,3 +203,29 @@ def test_a_dropout_in_another_order_of_rows_drops_its_own_tokens():
     out = residual_add(torch.zeros(8, 16), torch.ones(8, 16), dropout=d)
     assert torch.equal(out != 0, keep_mask(d, 8, 16))
     assert not torch.equal(out != 0, keep_mask(DROPPED, 8, 16))
+
+
+UNASKED = {
+    "cross entropy": functional_losses._cross_entropy,
+    "head": functional_losses._linear_cross_entropy,
+    "last norm": functional._norm,
+}
+
+
+@pytest.mark.parametrize("name", UNASKED)
+def test_no_zeros_stand_for_gradients_that_nobody_asks(monkeypatch, name):
+    """Of the logits' size, the weight's, the stream's: gigabytes."""
+    last = lambda x, r, w: functional.rms_norm(x, w, eps=1e-5, residual=r)[0]  # noqa: E731
+    call, *leaves = CALLS.get(name, (last, leaf(3, 8), leaf(3, 8, seed=1), leaf(8, seed=2)))
+    operator = UNASKED[name]
+    backward, arrived = operator._straight.backward, []
+
+    def watched(ctx, *gradients):
+        arrived.append(gradients)
+        return backward(ctx, *gradients)
+
+    monkeypatch.setattr(operator._straight, "backward", staticmethod(watched))
+    torch.autograd.grad(call(*leaves).sum(), leaves)
+    ((loss, *others),) = arrived
+    assert loss is not None
+    assert others == [None] * len(others)
