@@ -18,8 +18,9 @@ class Framework:
     """`operators[op]` = (launches, bytes moved over the least), of memory-bound operators; those not named stay the
     profile's. `accumulate_bytes`: moved for each element of a weight gradient when the product leaves it in 16 bits and
     other kernels bring it into an fp32 one (0: the product adds it); `flatten_bytes`: the same where gradients stay in
-    16 bits. `attention`: the profile's variant of fused attention that it calls (empty: the plan's). `source`: where
-    all that was read.
+    16 bits. `attention`: the profile's variant of fused attention that it calls (empty: the plan's);
+    `attention_launches` forward and backward (FlashAttention: rows' sums of do and o, the kernel, dq out of fp32).
+    `source`: where all that was read.
 
     What it holds beyond the program that stands for it: `kept_ffn` tensors as wide as the feed-forward a layer and
     micro-batch in flight, `logit_copies` of the logits in fp32 at the loss, and with `gradient_buckets` a second copy
@@ -31,6 +32,7 @@ class Framework:
     accumulate_bytes: float = 0.0
     flatten_bytes: float = 0.0
     attention: str = ""
+    attention_launches: tuple[int, int] = (1, 3)
     kept_ffn: int = 0
     logit_copies: int = 0
     gradient_buckets: bool = False

@@ -103,7 +103,15 @@ def of_framework(entries: Iterable[Entry], one_pass: Entry, framework: Framework
             own.append(replace(entry, variant=variant, gemm=both, issue_s=2 * per_kernel_s))
     gone = {("gemm", e.dtype, e.variant) for e in own if e.gemm is not None}
     kept = [e for e in kept if e.op not in framework.operators and (e.op, e.dtype, e.variant) not in gone]
-    return _attending_by(kept, framework.attention) + own
+    return [_launched(e, framework, per_kernel_s) for e in _attending_by(kept, framework.attention)] + own
+
+
+def _launched(entry: Entry, framework: Framework, per_kernel_s: float) -> Entry:
+    """An attention entry at the framework's launches; any other as it is."""
+    if entry.attention is None:
+        return entry
+    launches = framework.attention_launches[entry.op == "attention_backward"]
+    return replace(entry, issue_s=launches * per_kernel_s)
 
 
 def _attending_by(entries: list[Entry], variant: str) -> list[Entry]:

@@ -193,6 +193,8 @@ def test_a_framework_is_priced_by_its_own_launches_and_passes() -> None:
     assert theirs.for_kernels("eager") is theirs
     attention = KernelCall("attention_forward", (1, 32, 32, 4096, 64), "bf16", "flash")
     assert theirs.kernel_s(attention) == profile.kernel_s(attention)
+    back = KernelCall("attention_backward", attention.shape, "bf16", "flash")
+    assert theirs.host_issue_s("F", [back]) == pytest.approx(3 * theirs.host_issue_s("F", [attention]))
 
 
 def test_fsdp_joins_the_gradients_of_a_flat_parameter_in_another_kernel() -> None:
