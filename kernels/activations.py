@@ -12,8 +12,6 @@ caller's main gradient when given.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 
 from kernels.activations_kernels import (
@@ -22,10 +20,18 @@ from kernels.activations_kernels import (
     swiglu_backward_kernel,
     swiglu_forward_kernel,
 )
+from kernels.activations_reference import (
+    Approximation,
+    gelu_backward_reference,
+    gelu_forward_reference,
+    swiglu_backward_reference,
+    swiglu_forward_reference,
+)
 from kernels.direct import Launch, Launcher, checked_once, direct
 from kernels.launch import (
     KernelArgumentError,
     cdiv,
+    check_apart,
     check_float,
     check_output,
     check_tensor,
@@ -36,52 +42,14 @@ from kernels.launch import (
     use_triton,
 )
 from kernels.partials import PartialSum
+from kernels.written import written
 
 Tensor = torch.Tensor
-Approximation = Literal["none", "tanh"]
 
 BLOCK = 1024
 """Elements a program of the pointwise kernels."""
 WARPS = 4
 GELU_FORWARD_WARPS = 2
-
-# ---------------------------------------------------------------- reference
-
-
-def _compute_type(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-def swiglu_forward_reference(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate)·up in gate's type, computed in fp32 (fp64 for fp64)."""
-    compute = _compute_type(gate)
-    return (torch.nn.functional.silu(gate.to(compute)) * up.to(compute)).to(gate.dtype)
-
-
-def swiglu_backward_reference(dh: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    """(dgate, dup)."""
-    compute = _compute_type(gate)
-    d, g, u = dh.to(compute), gate.to(compute), up.to(compute)
-    sigma = torch.sigmoid(g)
-    return (d * u * sigma * (1 + g * (1 - sigma))).to(gate.dtype), (d * g * sigma).to(up.dtype)
-
-
-def gelu_forward_reference(x: Tensor, bias: Tensor | None, approximate: Approximation) -> Tensor:
-    """gelu(x + bias) in x's type."""
-    compute = _compute_type(x)
-    a = x.to(compute) if bias is None else x.to(compute) + bias.to(compute)
-    return torch.nn.functional.gelu(a, approximate=approximate).to(x.dtype)
-
-
-def gelu_backward_reference(
-    dh: Tensor, x: Tensor, bias: Tensor | None, approximate: Approximation
-) -> tuple[Tensor, Tensor]:
-    """(dx in x's type, dbias in the computing type)."""
-    compute = _compute_type(x)
-    a = x.to(compute) if bias is None else x.to(compute) + bias.to(compute)
-    dx = torch.ops.aten.gelu_backward(dh.to(compute), a, approximate=approximate)
-    return dx.to(x.dtype), dx.reshape(-1, x.shape[-1]).sum(0)
-
 
 # ---------------------------------------------------------------- plain functions
 
@@ -127,6 +95,7 @@ def swiglu_backward(
     gradient of the product after it. Inputs are not changed.
     """
     launch = _swiglu_backward(launcher, (dh, gate, up, dgate, dup, h_out), BLOCK, WARPS)
+    _check_places(gate, up, dgate, dup)
     if launch is None:
         a, b = swiglu_backward_reference(dh, gate, up)
         if h_out is not None:
@@ -134,10 +103,23 @@ def swiglu_backward(
         return a if dgate is None else dgate.copy_(a.view(dgate.shape)), b if dup is None else dup.copy_(
             b.view(dup.shape)
         )
+    given = [t for t in (dgate, dup, h_out) if t is not None]
     dgate = new_like(gate) if dgate is None else dgate
     dup = new_like(up) if dup is None else dup
     launch((dh, gate, up, dgate, dup, h_out))
+    if given:
+        written(launcher, *given)
     return dgate, dup
+
+
+def _check_places(gate: Tensor, up: Tensor, dgate: Tensor | None, dup: Tensor | None) -> None:
+    """Where the given outputs lie: addresses, so checked on every call."""
+    if dgate is not None:
+        check_apart("dgate", dgate, "gate", gate)
+    if dup is not None:
+        check_apart("dup", dup, "up", up)
+        if dgate is not None and dgate.data_ptr() == dup.data_ptr() and dup.numel():
+            raise KernelArgumentError("dgate and dup begin at one address; accepted: memory of their own")
 
 
 @checked_once
@@ -153,6 +135,7 @@ def _swiglu_backward(
     warps: int,
 ) -> Launch | None:
     _check_pair(gate, up)
+    check_float("dh", dh)
     check_tensor("dh", dh, shape=gate.shape, device=gate.device)
     _check_h_out(h_out, gate)
     for name, given in (("dgate", dgate), ("dup", dup)):
@@ -220,6 +203,8 @@ def gelu_backward(
     dx = new_like(x)
     partial = None if bias is None else bias_sum.partials(dx)
     launch((dh, x, bias, dx, h_out, partial))
+    if h_out is not None:
+        written(launcher, h_out)
     return dx, None if bias is None else bias_sum(partial, bias_grad)
 
 
@@ -237,6 +222,7 @@ def _gelu_backward(
 ) -> tuple[Launch, PartialSum] | None:
     """The launch (column blocks by stripes of rows), and the sum over its stripes."""
     _check_gelu(x, bias, approximate)
+    check_float("dh", dh)
     check_tensor("dh", dh, shape=x.shape, device=x.device)
     _check_h_out(h_out, x)
     if bias_grad is not None:

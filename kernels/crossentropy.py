@@ -21,7 +21,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch.compiler import is_compiling
 
 from kernels.crossentropy_kernels import cross_entropy_kernel, exp_target_kernel, row_max_kernel, row_statistics_kernel
 from kernels.crossentropy_reference import (
@@ -35,6 +34,7 @@ from kernels.crossentropy_reference import (
 from kernels.direct import Launch, Launcher, checked_once, direct
 from kernels.launch import (
     KernelArgumentError,
+    check_apart,
     check_float,
     check_output,
     check_tensor,
@@ -43,6 +43,7 @@ from kernels.launch import (
     row_stride,
     use_triton,
 )
+from kernels.written import written as note_written
 
 Tensor = torch.Tensor
 IGNORE_INDEX = -100
@@ -163,6 +164,8 @@ def cross_entropy(
         launcher, (logits, target, row_weight, out, *(stats or _NO_STATS)),
         stats is not None, vocab_first, vocab_size, ignore_index, in_place, gradient, config,
     )  # fmt: skip
+    if out is not None:
+        check_apart("out", out, "logits", logits)
     if launch is None:
         given = stats if stats is not None else row_statistics_reference(logits, target, vocab_first, valid)
         loss, grad = loss_and_gradient_reference(
@@ -177,8 +180,8 @@ def cross_entropy(
     elif out is None:
         out = new_like(logits)
     launch((logits, out, target, row_weight, *(stats or _NO_STATS), loss), (float(scale), float(z_loss)))
-    if gradient and launcher is direct and not is_compiling():
-        torch.autograd.graph.increment_version(out)  # autograd must see that a saved tensor was written over
+    if gradient:
+        note_written(launcher, out)
     return loss, out if gradient else None
 
 
@@ -223,8 +226,11 @@ def _check_rows(
             f"vocab_size is {total} and logits have {logits.shape[1]} columns; accepted: no more than the columns, "
             "or stats, the reduced statistics of a split vocabulary"
         )
+    if out is not None and in_place:
+        raise KernelArgumentError("out is given and in_place is True; accepted: one of them, or neither")
     rows, device = (logits.shape[0],), logits.device
     if row_weight is not None:
+        check_float("row_weight", row_weight)
         check_tensor("row_weight", row_weight, shape=rows, device=device, contiguous=True)
     for name, part in zip(RowStatistics._fields, stats or (), strict=False):
         check_tensor(name, part, dtypes=(compute_type(logits),), shape=rows, device=device, contiguous=True)
@@ -255,5 +261,7 @@ def _check(logits: Tensor, target: Tensor | None, vocab_first: int, vocab_size: 
         raise KernelArgumentError(
             f"logits has strides {logits.stride()}; accepted: (rows, width) with unit stride along the width"
         )
+    if vocab_size is not None and vocab_size < 1:
+        raise KernelArgumentError(f"vocab_size is {vocab_size}; accepted: 1 or more, or None")
     total = vocab_size if vocab_size is not None else vocab_first + width
     return max(0, min(width, total - vocab_first)), total

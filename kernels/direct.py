@@ -63,7 +63,10 @@ def checked_once(derive: Callable[..., Any]) -> Callable[..., Any]:
         try:
             key = (
                 flags,
-                *[t if t is None else (t.shape, t.is_contiguous() or t.stride(), t.dtype, t.device) for t in tensors],
+                *[
+                    t if t is None else (t.shape, t.is_contiguous() or t.stride(), t.dtype, t.device, t.is_neg())
+                    for t in tensors
+                ],
             )
             found = kept.get(key, kept)
         except (AttributeError, TypeError, RuntimeError):  # no tensor, no strides or no hash: the checks say so

@@ -52,6 +52,8 @@ INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET", "0") == "1"
 Read once: Triton itself reads it when `@triton.jit` runs.
 """
 
+_WITH_MEMORY = {torch.Tensor, torch.nn.Parameter}
+"""Types whose addresses mean something; a fake tensor's do not."""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 """Storage types the kernels take; fp64 runs through the reference."""
 
@@ -91,6 +93,7 @@ def check_tensor(
             raise KernelArgumentError(f"{name} has shape {tuple(tensor.shape)}; accepted: {wanted}")
     if device is not None and tensor.device != device:
         raise KernelArgumentError(f"{name} is on {tensor.device}; accepted: {device}, where the first argument is")
+    _check_sign(name, tensor)
     if contiguous and not tensor.is_contiguous():
         raise KernelArgumentError(f"{name} has strides {tensor.stride()}; accepted: contiguous (call .contiguous())")
 
@@ -113,6 +116,35 @@ def check_float(name: str, tensor: torch.Tensor) -> None:
     if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
         kind = str(tensor.dtype).removeprefix("torch.")
         raise KernelArgumentError(f"{name} has dtype {kind}; accepted: float32, bfloat16, float16, float64")
+    _check_sign(name, tensor)
+
+
+def _check_sign(name: str, tensor: torch.Tensor) -> None:
+    """Memory holds the opposite of a lazily negated view, the imaginary part of a conjugate, say."""
+    if tensor.is_neg():
+        raise KernelArgumentError(f"{name} is lazily negated; accepted: call .resolve_neg() on it")
+
+
+def check_apart(name: str, out: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
+    """Raises where `out` lies over a part of `other` without lying exactly over it: what is read would have been
+    written already."""
+    if not {type(out), type(other)} <= _WITH_MEMORY:
+        return
+    if out.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
+        return
+    (first, end), (other_first, other_end) = _extent(out), _extent(other)
+    if (first, out.stride()) != (other_first, other.stride()) and first < other_end and other_first < end:
+        raise KernelArgumentError(
+            f"{name} overlaps {other_name} and is not the same view of it; accepted: {other_name} itself, or memory "
+            "of its own"
+        )
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Addresses of the first byte and of the one after the last."""
+    first = tensor.data_ptr()
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return first, first + (last + 1) * tensor.itemsize if tensor.numel() else first
 
 
 def row_stride(tensor: torch.Tensor) -> int | None:

@@ -82,6 +82,8 @@ def _forward(
     kind: Kind, rounding: Rounding, eps: float, dropped: bool, config: ForwardConfig | None,
 ) -> tuple[Launch, int, Tensor | None] | None:  # fmt: skip
     """(launch, rows, the mean where that is nothing)."""
+    if not eps >= 0:
+        raise KernelArgumentError(f"eps is {eps}; accepted: 0 or more")
     width = _check(kind, rounding, x, weight, bias, residual)
     if not use_triton(x):
         return None

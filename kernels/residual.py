@@ -100,7 +100,7 @@ def residual_forward(
     mask.tokens (rows, 1) int64; a mask whose columns do not follow one another goes to the reference."""
     tokens, has_mask, in_order = _mask_signature(mask)
     launch = _forward(launcher, (residual, z, bias, tokens), has_mask, in_order, BLOCK, WARPS)
-    _check_first(mask, launcher)
+    _check_first(mask, residual.shape[1], launcher)
     if launch is None:
         return add(residual, z, bias, mask)
     out = new_like(residual)
@@ -131,7 +131,7 @@ def residual_backward(
     """dz: d itself without a mask. d (rows, width); the bias gradient is added into fp32 `bias_grad` (width,)."""
     tokens, has_mask, in_order = _mask_signature(mask)
     found = _backward(launcher, (d, bias_grad, tokens), has_mask, in_order, BLOCK, WARPS)
-    _check_first(mask, launcher)
+    _check_first(mask, d.shape[1], launcher)
     if found is None:
         return add_backward(d, bias_grad, mask)
     launch, bias_sum = found
@@ -202,12 +202,19 @@ def _check(residual: Tensor, z: Tensor, bias: Tensor | None, tokens: Any, has_ma
         check_tensor("mask.tokens", tokens, dtypes=(torch.int64,), shape=(rows, 1), device=residual.device)
 
 
-def _check_first(mask: Mask | None, launcher: Launcher) -> None:
-    """The one check that reads values: made on each call, where that costs no synchronisation (and no graph that
-    cannot look)."""
-    if mask is None or mask.first_element is None or launcher is not direct or mask.elements.device.type != "cpu":
+def _check_first(mask: Mask | None, width: int, launcher: Launcher) -> None:
+    """What concerns the mask's columns. Values are read on each call, where that costs no synchronisation (and no graph
+    that cannot look)."""
+    if mask is None or mask.first_element is None:
         return
-    if mask.elements.numel() and int(mask.elements[0]) != mask.first_element:
+    first, elements = mask.first_element, mask.elements.reshape(-1)
+    if elements.shape[0] != width:
+        raise KernelArgumentError(f"mask.elements holds {elements.shape[0]} columns; accepted: {width}, as z has")
+    if launcher is not direct or elements.device.type != "cpu" or not width:
+        return
+    if int(elements[0]) != first:
+        raise KernelArgumentError(f"mask.first_element is {first} and mask.elements begins with {int(elements[0])}")
+    if not torch.equal(elements, torch.arange(first, first + width, dtype=elements.dtype)):
         raise KernelArgumentError(
-            f"mask.first_element is {mask.first_element} and mask.elements begins with {int(mask.elements[0])}"
+            "mask.elements do not follow one another and mask.first_element is given; accepted: None for such a mask"
         )

@@ -16,6 +16,7 @@ from kernels.direct import Launch, Launcher, checked_once, direct
 from kernels.launch import (
     KernelArgumentError,
     cdiv,
+    check_apart,
     check_float,
     check_output,
     check_tensor,
@@ -25,6 +26,7 @@ from kernels.launch import (
     triton,
     use_triton,
 )
+from kernels.written import written
 
 Tensor = torch.Tensor
 
@@ -152,12 +154,19 @@ def _rotary(
     launcher: Launcher,
 ) -> tuple[Tensor, Tensor]:
     launch = _launch(launcher, (q, k, cos, sin, q_out, k_out), backward, HEADS_PER_TILE, WARPS)
+    if q_out is not None:
+        check_apart("q_out", q_out, "q", q)
+    if k_out is not None:
+        check_apart("k_out", k_out, "k", k)
     if launch is None:
         a, b = rotary_reference(q, k, cos, sin, backward=backward)
         return a if q_out is None else q_out.copy_(a), b if k_out is None else k_out.copy_(b)
+    given = [t for t in (q_out, k_out) if t is not None]
     q_out = new_like(q) if q_out is None else q_out
     k_out = new_like(k) if k_out is None else k_out
     launch((q, k, q_out, k_out, cos, sin))
+    if given:
+        written(launcher, *given)
     return q_out, k_out
 
 
