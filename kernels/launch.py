@@ -18,6 +18,7 @@ autotuner at run time: the same input then always runs the same code.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -133,11 +134,27 @@ def check_apart(name: str, out: torch.Tensor, other_name: str, other: torch.Tens
     if out.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
         return
     (first, end), (other_first, other_end) = _extent(out), _extent(other)
-    if (first, out.stride()) != (other_first, other.stride()) and first < other_end and other_first < end:
-        raise KernelArgumentError(
-            f"{name} overlaps {other_name} and is not the same view of it; accepted: {other_name} itself, or memory "
-            "of its own"
-        )
+    same = out.stride() == other.stride()
+    if first >= other_end or other_first >= end:
+        return
+    if same and (first == other_first or _between(out, first - other_first)):
+        return
+    raise KernelArgumentError(
+        f"{name} overlaps {other_name} and is not the same view of it; accepted: {other_name} itself, or memory of "
+        "its own"
+    )
+
+
+def _between(tensor: torch.Tensor, shift_bytes: int) -> bool:
+    """Whether a view like `tensor`, shifted, falls into the gaps between its rows: columns of one buffer, say."""
+    gap, run, strides = 0, 1, tensor.stride()
+    for size, stride in zip(reversed(tensor.shape), reversed(strides), strict=True):
+        if size > 1 and stride == run and not gap:
+            run *= size
+        elif size > 1:
+            gap = math.gcd(gap, stride)
+    shift = shift_bytes // tensor.itemsize % gap if gap else 0
+    return run <= shift <= gap - run
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:

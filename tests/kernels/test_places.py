@@ -68,6 +68,12 @@ def test_exactly_over_an_input_and_into_halves_of_one_buffer():
     into = torch.empty_like(both)
     activations.swiglu_backward(X, *both.chunk(2, 1), dgate=into[:, :8], dup=into[:, 8:])
     torch.testing.assert_close(into, torch.cat(expected, 1))
+    wide = torch.cat((X, Y, X), 1)  # a result in other columns of its input's buffer
+    activations.swiglu_backward(X, wide[:, :8], wide[:, 8:16], dgate=wide[:, 16:])
+    torch.testing.assert_close(wide[:, 16:], expected[0])
+    torch.testing.assert_close(wide[:, :8], X)
+    with pytest.raises(KernelArgumentError, match="dgate overlaps gate"):
+        activations.swiglu_backward(X, wide[:, :8], wide[:, 8:16], dgate=wide[:, 4:12])
     gate, up = X.clone(), Y.clone()
     activations.swiglu_backward(X, gate, up, dgate=gate, dup=up)
     torch.testing.assert_close((gate, up), expected)
