@@ -56,9 +56,10 @@ def check(baseline: str | Path, run_dir: str | Path, *, tolerance: float = 0.1, 
 
 
 def calibrate(
-    device: str = "cpu", output: str | Path | None = None, base: str = "h200-published", kernels: str = "compiled"
+    device: str = "cpu", output: str | Path | None = None, base: str | None = None, kernels: str | None = None
 ) -> Path:
-    """Measure this machine's CPU, or one GPU (links and network from profile `base`), into a profile; its path."""
+    """Measure this machine's CPU, or one GPU (links and network from profile `base`, h200-published by default;
+    `kernels`: some of eager,compiled,triton, compiled by default), into a profile; its path."""
     from windtunnel.calibrating import measure_device
 
     return measure_device(device, None if output is None else Path(output), base, kernels)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]
 DEVICES = ("cpu", "cuda")
 KERNELS = ("eager", "compiled", "triton")
+BASE, KIND = "h200-published", "compiled"
+"""Of a GPU's profile, where none is named."""
 
 
 def measure(path: Path | None = None, progress: Progress | None = None) -> Path:
@@ -62,11 +64,20 @@ def measure_gpu(path: Path | None, base: str, kernels: str, progress: Progress |
         raise _unwritten(target, error) from None
 
 
-def measure_device(device: str, path: Path | None, base: str, kernels: str, progress: Progress | None = None) -> Path:
-    """Measure `device`, cpu or cuda."""
+def measure_device(
+    device: str, path: Path | None, base: str | None, kernels: str | None, progress: Progress | None = None
+) -> Path:
+    """Measure `device`, cpu or cuda. Raises InputError for another, and for what a CPU's profile has no use for."""
     if device not in DEVICES:
         raise InputError(f"--device {device}: it must be one of {', '.join(DEVICES)}")
-    return measure(path, progress) if device == "cpu" else measure_gpu(path, base, kernels, progress)
+    if device == "cuda":
+        return measure_gpu(path, base or BASE, kernels or KIND, progress)
+    idle = [f"--{name} {given}" for name, given in (("base", base), ("kernels", kernels)) if given is not None]
+    if idle:
+        raise InputError(
+            f"{option}: a CPU's profile has no use for it; leave it out, or --device cuda" for option in idle
+        )
+    return measure(path, progress)
 
 
 def _check_target(path: Path, name: str) -> None:
@@ -89,7 +100,7 @@ def _unwritten(path: Path | None, error: OSError) -> InputError:
     return InputError(f"the profile cannot be written to {path or 'the cache'}: {error.strerror}")
 
 
-def calibrate_command(device: str, target: str | None, as_json: bool, base: str, kernels: str) -> int:
+def calibrate_command(device: str, target: str | None, as_json: bool, base: str | None, kernels: str | None) -> int:
     """Measure, then print the file and the residuals."""
     begin = time.perf_counter()
     with _bar() as progress:

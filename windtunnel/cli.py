@@ -16,8 +16,9 @@ from windtunnel.edge import broken_pipe, guarded, report_usage
 
 HELP = """Forecast a large-model training run, execute the same run, and hold the two against each other.
 
-RUN is a run file (YAML), or a Megatron launch script, DeepSpeed JSON or Hugging Face config.json, which need
---cluster PRESET --nodes N (and --model PRESET when they name none). --set plan.tensor_parallel=4 overrides any key.
+RUN is a run file (YAML), or a Megatron launch script, DeepSpeed JSON, torchtitan TOML, Hugging Face config.json or
+GPT-NeoX YAML, which need --cluster PRESET --nodes N (and --model PRESET when they name none).
+--set plan.tensor_parallel=4 overrides any key.
 Every command takes --json. Exit codes: 0 success; 1 the answer is "no"; 2 the input is wrong;
 3 a fault of Windtunnel."""
 

@@ -82,6 +82,8 @@ class RunSource:
             raw["cluster"] = {"preset": self.cluster}
         if self.nodes:
             given = raw.get("cluster")
+            if given is None:
+                raise InputError(f"--nodes {self.nodes}: {self.path} names no cluster; add --cluster PRESET")
             section = {"preset": given} if isinstance(given, str) else dict(given) if isinstance(given, Mapping) else {}
             raw["cluster"] = {key: value for key, value in section.items() if key != "gpus"} | {"nodes": self.nodes}
         return raw

@@ -68,7 +68,7 @@ def _vocabulary(values: Values) -> int | None:
 
 def _positions(values: Values) -> dict[str, Any]:
     ledger, length = values.ledger, values.whole("max_position_embeddings")
-    kind = values.word("pos_emb", "rotary" if "rotary_pct" in values.keys else "learned", known.POSITIONS)
+    kind = values.word("pos_emb", "learned", known.POSITIONS)
     part = ledger.number(values.keys.get("rotary_pct", 1.0), "rotary_pct", least=0, most=1)
     theta = ledger.number(values.keys.get("rotary_emb_base", 10000), "rotary_emb_base", above=0)
     if kind != "rotary":

@@ -76,11 +76,14 @@ def test_impossible_plans_name_value_and_rule(overrides: list[str], said: str, r
     assert said in called.err
 
 
-def test_unknown_presets_name_the_nearest(run_file: Call, wt: Call) -> None:
+def test_unknown_presets_name_the_nearest(tmp_path: Path, run_file: Call, wt: Call) -> None:
     assert "dgx-h100" in wt("program", run_file(), "--cluster", "dgx-h10").err
     assert "llama-3-8b" in wt("program", run_file(), "--model", "llama3-8b").err
     for nodes in ("-1", "0"):
         assert "give at least 1" in wt("program", run_file(), "--nodes", nodes).err
+    bare = tmp_path / "bare.yaml"
+    bare.write_text("model: gpt2-124m\nplan: {tensor_parallel: 2}\n")
+    assert "names no cluster; add --cluster PRESET" in wt("program", bare, "--nodes", 1).err
 
 
 def test_a_rank_that_does_not_exist(run_file: Call, wt: Call) -> None:
@@ -157,6 +160,9 @@ def test_a_device_that_cannot_be_calibrated(tmp_path: Path, wt: Call) -> None:
     assert "--device tpu: it must be one of cpu, cuda" in wt("calibrate", "--device", "tpu").err
     assert "did you mean 'triton'" in wt("calibrate", "--device", "cuda", "--kernels", "tritn").err
     assert "did you mean 'h200" in wt("calibrate", "--device", "cuda", "--base", "h20").err
+    for option, value in (("--kernels", "eager"), ("--base", "h200")):  # not measured for a minute, then forgotten
+        called = wt("calibrate", option, value)
+        assert (called.code, f"{option} {value}: a CPU's profile has no use for it" in called.err) == (2, True)
     assert "is a folder" in wt("calibrate", "--output", tmp_path).err
     (tmp_path / "file").write_text("")
     assert "cannot be written to" in wt("calibrate", "--output", tmp_path / "file" / "p.yaml").err

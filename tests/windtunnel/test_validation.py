@@ -300,6 +300,14 @@ def test_unknown_names_end_in_exit_2_with_the_nearest(option: str, value: str, s
     assert said in called.err
 
 
+def test_a_row_like_no_other_is_answered_in_a_line(wt: Call) -> None:
+    """Not with the hundreds of rows there are."""
+    called = wt("validate", "--row", "xx")
+    assert called.code == 2
+    assert "--all-rows" in called.err
+    assert len(called.err) < 200
+
+
 def test_a_file_that_is_no_table_of_runs(tmp_path: Path) -> None:
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     (tmp_path / "bytes.csv").write_bytes(bytes(range(256)))

@@ -14,9 +14,14 @@ def calibrate(
         typer.Option("--output", "-o", metavar="FILE", help="Where to write. Default: the cache.", show_default=False),
     ] = "",
     base: Annotated[
-        str, typer.Option(metavar="PROFILE", help="cuda: the profile that links and network are taken from.")
-    ] = "h200-published",
-    kernels: Annotated[str, typer.Option(metavar="KINDS", help="cuda: some of eager,compiled,triton.")] = "compiled",
+        str | None,
+        typer.Option(
+            metavar="PROFILE", help="cuda: the profile that links and network are taken from. Default: h200-published."
+        ),
+    ] = None,
+    kernels: Annotated[
+        str | None, typer.Option(metavar="KINDS", help="cuda: some of eager,compiled,triton. Default: compiled.")
+    ] = None,
     as_json: o.Json = False,
 ) -> int:
     """Measure this machine into a profile (under 90 s on 2 cores); prints where it wrote and the residuals."""

@@ -8,7 +8,8 @@ RunFile = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="Run file (YAML), Megatron script, DeepSpeed JSON or config.json; - reads stdin.",
+        help="Run file (YAML), Megatron script, DeepSpeed JSON, torchtitan TOML, Hugging Face config.json or GPT-NeoX"
+        " YAML; - reads a run file from stdin.",
         show_default=False,
     ),
 ]

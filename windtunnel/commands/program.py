@@ -40,7 +40,7 @@ def import_(
     output: o.Output = "",
     as_json: o.Json = False,
 ) -> int:
-    """Print the run file that a Megatron script, DeepSpeed JSON or config.json means."""
+    """Print the run file that a launch script or another framework's configuration means."""
     from windtunnel.programs import import_command
     from windtunnel.source import RunSource
 

@@ -96,10 +96,13 @@ def read(where: str | Path | None = None) -> tuple[Published, ...]:
 
 def named(rows: Sequence[Published], ids: Sequence[str]) -> tuple[Published, ...]:
     """The rows with these ids, in the order asked. Raises InputError naming the nearest id."""
-    from plan.nearest import did_you_mean
+    from plan.nearest import nearest_name
 
     known = {row.id: row for row in rows}
     unknown = [name for name in ids if name not in known]
     if unknown:
-        raise InputError(f"no published row {name!r}: {did_you_mean(name, list(known))}" for name in unknown)
+        listing = "`windtunnel validate --source NAME --all-rows` names a source's"  # hundreds are no answer
+        near = {name: nearest_name(name, known) for name in unknown}
+        ends = {name: f"did you mean {found!r}?" if found else listing for name, found in near.items()}
+        raise InputError(f"no published row {name!r}: {end}" for name, end in ends.items())
     return tuple(known[name] for name in ids)

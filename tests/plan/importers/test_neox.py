@@ -63,6 +63,14 @@ def test_llama_7b(tmp_path: Path) -> None:
     assert (run.plan.precision, run.plan.attention, run.model.norm_eps) == ("bf16", "unfused", 1e-8)
 
 
+def test_positions_not_named_are_learned(tmp_path: Path) -> None:
+    """`pos_emb` is learned by default, whatever rotary keys stand beside it (`neox_args.py`)."""
+    plain = {key: value for key, value in LLAMA.items() if key != "pos_emb"} | {"rotary_pct": 1.0}
+    result = imported(tmp_path, json.dumps(plain), "7B.yml", cluster="dgx-a100-80gb", nodes=1)
+    assert result.run_dict["model"]["positions"] == "learned"
+    assert said(result, "rotary_pct has no effect with pos_emb learned")
+
+
 @pytest.mark.parametrize(
     ("keys", "width"),
     [
