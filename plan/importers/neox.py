@@ -47,6 +47,7 @@ def translate(
         ledger.note("GPT-NeoX is DeepSpeed's engine around Megatron's layers: implementation deepspeed")
     model = model_section(keys, ledger)
     plan["attention"] = _attention(values, model, ledger)
+    _fusions(values, plan["attention"], model, ledger)
     run |= {"plan": plan, "model": model}
     _training(values, run, ledger)
     _account(keys, ledger)
@@ -132,6 +133,24 @@ def _attention(values: Values, model: dict[str, Any], ledger: Ledger) -> str:
         )
         model["attention_dropout"] = 0.0
     return "flash"
+
+
+def _fusions(values: Values, attention: str, model: dict[str, Any], ledger: Ledger) -> None:
+    """Fused kernels that the configuration leaves off and this layer would use."""
+    uses = {
+        "scaled_upper_triang_masked_softmax_fusion": attention == "unfused",
+        "bias_gelu_fusion": model["activation"] == "gelu" and model["bias"],
+        "rope_fusion": model["positions"] == "rotary",
+        "layernorm_fusion": model["norm"] == "layernorm",
+        "rmsnorm_fusion": model["norm"] == "rmsnorm",
+    }
+    on = {key: values.switch(key) for key in known.FUSIONS}
+    idle = [key for key in known.FUSIONS if key in values.keys and not uses[key]]
+    if idle:
+        ledger.note(f"{', '.join(idle)}: this model has nothing to fuse by it")
+    off = [key for key in known.FUSIONS if uses[key] and not on[key]]
+    if off:
+        ledger.warn(f"{', '.join(off)} false (GPT-NeoX's default): the forecast keeps the fused kernel")
 
 
 def _attention_kinds(config: object, layers: int | None, ledger: Ledger) -> list[str]:

@@ -153,6 +153,13 @@ def _not_forecast(values: Values) -> None:
     for key in ("num_experts", "moe_num_experts"):
         if (values.whole(key, 1, least=0) or 1) > 1:
             ledger.not_yet(f"mixture of experts ({key} {values.keys[key]})", f"{key} 1")
+    engine = [key for key in known.TRANSFORMER_ENGINE if values.switch(key)]
+    if engine:
+        ledger.not_yet(f"Transformer Engine's layers ({', '.join(engine)})", "all te_ keys false")
+    elif idle := sorted(known.TE_FP8 & values.keys.keys()):
+        ledger.note(f"{', '.join(idle)} have no effect without Transformer Engine's layers")
+    if values.switch("use_qk_layernorm"):
+        ledger.not_yet("norms of queries and keys (use_qk_layernorm)", "use_qk_layernorm false")
     width = values.whole("sliding_window_width")
     if width is not None:
         ledger.not_yet(f"attention to the last {width} tokens (sliding_window_width)", "no sliding_window_width")

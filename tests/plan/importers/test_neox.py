@@ -63,6 +63,31 @@ def test_llama_7b(tmp_path: Path) -> None:
     assert (run.plan.precision, run.plan.attention, run.model.norm_eps) == ("bf16", "unfused", 1e-8)
 
 
+def test_kernels_that_are_not_fused_are_said(tmp_path: Path) -> None:
+    """Fusions are off by default in GPT-NeoX and on in the forecast; those that the model cannot use are no loss."""
+    request = {"cluster": "dgx-a100-80gb", "nodes": 1}
+    result = imported(
+        tmp_path, json.dumps(LLAMA | {"rope_fusion": True, "bias_gelu_fusion": False}), "7B.yml", **request
+    )
+    (sentence,) = (warning for warning in result.warnings if "keeps the fused kernel" in warning)
+    assert sentence.startswith("scaled_upper_triang_masked_softmax_fusion, rmsnorm_fusion false")
+    assert said(result, "bias_gelu_fusion: this model has nothing to fuse by it")
+
+
+def test_transformer_engine_and_norms_of_queries_are_not_forecast(tmp_path: Path) -> None:
+    """Known keys that change every layer end in exit 2, and not as misspelt ones."""
+    keys = {"te_mha": True, "te_layernorm_mlp": True, "te_fp8_format": "hybrid", "use_qk_layernorm": True}
+    found = imported(tmp_path, json.dumps(LLAMA | keys), "7B.yml", cluster="dgx-a100-80gb", nodes=1).problems
+    assert [problem.partition(";")[0] for problem in found] == [
+        "not yet forecast: Transformer Engine's layers (te_layernorm_mlp, te_mha)",
+        "not yet forecast: norms of queries and keys (use_qk_layernorm)",
+    ]
+    result = imported(
+        tmp_path, json.dumps(LLAMA | {"te_fp8_format": "hybrid"}), "7B.yml", cluster="dgx-a100-80gb", nodes=1
+    )
+    assert said(result, "te_fp8_format have no effect without Transformer Engine's layers")
+
+
 def test_positions_not_named_are_learned(tmp_path: Path) -> None:
     """`pos_emb` is learned by default, whatever rotary keys stand beside it (`neox_args.py`)."""
     plain = {key: value for key, value in LLAMA.items() if key != "pos_emb"} | {"rotary_pct": 1.0}

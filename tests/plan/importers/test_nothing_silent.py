@@ -125,7 +125,8 @@ NEOX_VALUES: dict[str, object] = {
     "no_weight_tying": True, "use_bias_in_mlp": False, "use_bias_in_attn_linear": False, "sequence_parallel": True,
     "partition_activations": True, "synchronize_each_layer": True, "checkpoint_activations": False,
     "hidden_dropout": 0.1, "attention_dropout": 0.1, "rotary_pct": 0.5, "warmup": 0.5, "mlp_multiple_of": 512,
-    "max_position_embeddings": 64, "train_iters": 50,
+    "max_position_embeddings": 64, "train_iters": 50, "use_qk_layernorm": True,
+    **dict.fromkeys((*neox_keys.FUSIONS, *neox_keys.TRANSFORMER_ENGINE), True),
 }  # fmt: skip
 
 
