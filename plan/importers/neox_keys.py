@@ -24,7 +24,7 @@ FUSIONS = (
 )
 """Switches of fused kernels, off by default; the forecast has them on."""
 TRANSFORMER_ENGINE = ("te_columnparallel", "te_rowparallel", "te_layernorm_mlp", "te_mha", "te_fp8_mha")
-"""Switches of Transformer Engine's layers; with te_fp8_mha in fp8 (`megatron/model/transformer.py`), as `TE_FP8` says."""
+"""Switches of Transformer Engine's layers; te_fp8_mha runs them in fp8 (`megatron/model/transformer.py`)."""
 TE_FP8 = frozenset(
     """te_fp8_format te_fp8_wgrad te_fp8_amax_history_len te_fp8_amax_compute_algo te_fp8_margin""".split()
 )

@@ -17,6 +17,7 @@ from plan.errors import InputError
 from plan.run import load
 from simulator.flight import fly
 from windtunnel.validation import published
+from windtunnel.validation.command import chosen
 from windtunnel.validation.conventions import CONVENTIONS, convention
 from windtunnel.validation.feasibility import feasibility
 from windtunnel.validation.flying import Flyer, shorter
@@ -298,6 +299,14 @@ def test_unknown_names_end_in_exit_2_with_the_nearest(option: str, value: str, s
     called = wt("validate", option, value, *(() if option != "--profile" else ("--row", SMALL[0])))
     assert called.code == 2
     assert said in called.err
+
+
+def test_a_row_named_twice_counts_once() -> None:
+    """By its source and by its id, or by its id twice."""
+    rows = published.read()
+    (source,) = {known.name for row in rows if row.id == SMALL[0] and (known := convention(row))}
+    assert len(chosen(rows, [source], [])) == len(chosen(rows, [source], [SMALL[0], SMALL[0]]))
+    assert len(chosen(rows, [], [SMALL[0], SMALL[0]])) == 1
 
 
 def test_a_row_like_no_other_is_answered_in_a_line(wt: Call) -> None:

@@ -43,14 +43,14 @@ def validate_command(
 
 
 def chosen(rows: Sequence[Published], sources: Sequence[str], ids: Sequence[str]) -> tuple[Published, ...]:
-    """Rows of these sources and with these ids; every row when neither is given."""
+    """Rows of these sources and with these ids, each once; every row when neither is given."""
     names = [known.name for known in CONVENTIONS]
     unknown = [name for name in sources if name not in names]
     if unknown:
         raise InputError(f"--source {name!r}: {did_you_mean(name, names)}" for name in unknown)
     picked = tuple(row for row in rows if (known := convention(row)) is not None and known.name in sources)
     picked += published.named(rows, ids)
-    return picked if sources or ids else tuple(rows)
+    return tuple({row.id: row for row in picked}.values()) if sources or ids else tuple(rows)
 
 
 def _progress(cases: Iterable[Case]) -> Iterable[Case]:
