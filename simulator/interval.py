@@ -98,7 +98,13 @@ def doubts(flight: Flown) -> tuple[Doubt, ...]:
     hidden = _hidden_share(flight, comms_s)
     if hidden > 0 and flight.profile.contention_sigma > 0:
         found.append(Doubt("computing beside communication", hidden, flight.profile.contention_sigma))
-    return tuple(sorted(found, key=lambda doubt: (-doubt.share * doubt.sigma, doubt.what)))
+    steady = (Doubt(doubt.what, _steady(doubt.share), _steady(doubt.sigma)) for doubt in found)
+    return tuple(sorted(steady, key=lambda doubt: (-doubt.share * doubt.sigma, doubt.what)))
+
+
+def _steady(number: float) -> float:
+    """Nine digits of a sum over ranks: as many as it has whether ranks are summed one by one or folded."""
+    return float(f"{number:.9g}")
 
 
 def _part(doubt: tuple[str, float], share: float) -> tuple[str, float, float]:
@@ -157,7 +163,7 @@ def _hidden_share(flight: Flown, comms_s: dict[tuple[str, str, float], float]) -
     """Share of the step in which a rank communicates behind its compute."""
     if flight.step_time_s <= 0:
         return 0.0
-    exposed = sum(flight.breakdown[part] for part in {part for part, _, _ in comms_s})
+    exposed = sum(flight.breakdown[part] for part in sorted({part for part, _, _ in comms_s}))
     working = sum(flight.breakdown[part] for part in COMPUTE_PARTS)
     share = sum(comms_s.values()) / flight.program.world / flight.step_time_s
     return min(working, max(0.0, share - exposed))
