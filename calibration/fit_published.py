@@ -114,30 +114,32 @@ def hopper_gemm(memory: float) -> tuple[Chip, dict[str, float], Fit, float]:
     return chip, terms, fit, sustained
 
 
-def _hopper(name: str, memory: float, copies: list[str], memory_text: str) -> Section:
-    chip, terms, fp8, sustained = hopper_gemm(memory)
-    _, weight = parts.shape_terms()
-    shapes, _ = parts.shape_terms()
-    accumulate = weight.values["efficiency"] / shapes.values["efficiency"]
+def _hopper_attention(name: str, chip: Chip) -> tuple[dict[str, Fit], dict[str, float]]:
+    """(fit, backward's time over forward's) of each variant: H100's published rows, or one H200's rates with the narrow
+    heads of H100's fit."""
     back = {
         "flash": backward_ratio(list(parts.H200_FLASH.values())),
         "cudnn": backward_ratio(list(parts.H200_CUDNN.values())),
     }
-    flash2 = fit_attention(chip, published.attention_rows(parts.FLASH2_H100), back["flash"], 0.0, RATE)
-    flash3 = fit_attention(chip, published.attention_rows(parts.FLASH3_H100), back["cudnn"], 0.0, RATE)
-    fits_ = {"flash": flash2, "cudnn": flash3}
-    if name == "h200":
-        fits_ = {
-            variant: fit_attention(
-                chip, _h200_rows(rates), 1.0, 0.0, {n: RATE[n] for n in ("rate", "short_s")},
-                {"narrow_d": fits_[variant].values["narrow_d"]},
-            )
-            for variant, rates in (("flash", parts.H200_FLASH), ("cudnn", parts.H200_CUDNN))
-        }  # fmt: skip
-        for variant, fit in fits_.items():
-            fit.values["narrow_d"] = {"flash": flash2, "cudnn": flash3}[variant].values["narrow_d"]
-    triton = triton_hopper(parts.A100, flash2)
-    tables = _hopper_tables(name)
+    rows = {"flash": parts.FLASH2_H100, "cudnn": parts.FLASH3_H100}
+    h100 = {v: fit_attention(chip, published.attention_rows(rows[v]), back[v], 0.0, RATE) for v in rows}
+    if name != "h200":
+        return h100, back
+    terms = {n: RATE[n] for n in ("rate", "short_s")}
+    own = {}
+    for variant, rates in (("flash", parts.H200_FLASH), ("cudnn", parts.H200_CUDNN)):
+        narrow_d = h100[variant].values["narrow_d"]
+        own[variant] = fit_attention(chip, _h200_rows(rates), 1.0, 0.0, terms, {"narrow_d": narrow_d})
+        own[variant].values["narrow_d"] = narrow_d
+    return own, back
+
+
+def _hopper(name: str, memory: float, copies: list[str], memory_text: str) -> Section:
+    chip, terms, fp8, sustained = hopper_gemm(memory)
+    shapes, weight = parts.shape_terms()
+    accumulate = weight.values["efficiency"] / shapes.values["efficiency"]
+    fits_, back = _hopper_attention(name, chip)
+    triton = triton_hopper(parts.A100, _hopper_attention("h100", chip)[0]["flash"])
     tree = fit_links.fit_tree(parts.TREE, parts.H100_NODE_BYTES_PER_S, parts.H100_LATENCY_S)
     origin = "published" if name == "h100" else "measured"
     rows_8 = between("nccl-0004", "nccl-0032") if name == "h100" else between("nccl-0169", "nccl-0188")
@@ -184,7 +186,7 @@ def _hopper(name: str, memory: float, copies: list[str], memory_text: str) -> Se
         else parts.hopper_gemm_sections(chip, terms, accumulate, "gemm"),
         sustained=measured.sustained(1 / sustained, "sustained"),
         attention=attention,
-        collectives=tables,
+        collectives=_hopper_tables(name),
         network=_network(parts.H100_NODE_BYTES_PER_S / 4e11, tree, (4.5e11, 5e10)),
         copies=_copies(51e9, 52e9) if name == "h100" else _copies(55.43e9, 55.06e9),
         host_optimizer={

@@ -89,6 +89,12 @@ def linear_losses() -> Iterator[Case]:
             torch.mm(logits.t(), w)
             torch.mm(logits, part)
 
+    def products_added() -> None:
+        for part in x.split(2048):
+            torch.mm(w, part.t(), out=logits)
+            torch.mm(logits.t(), w)
+            linear_crossentropy.accumulate_product(main, logits, part, add=True)
+
     def products_by_rows() -> None:
         by_rows = logits.view(2048, vocab)
         for part in x.split(2048):
@@ -97,7 +103,8 @@ def linear_losses() -> Iterator[Case]:
             torch.mm(by_rows.t(), part)
 
     calls["(products alone, bf16 dW)"] = products
-    calls["(the same, logits by rows)"] = products_by_rows
+    calls["(products alone, fp32 dW added)"] = products_added
+    calls["(bf16 dW, logits by rows)"] = products_by_rows
     yield Case(
         "linear + cross entropy, forward + backward", f"{rows}x{hidden}, vocab {vocab} bf16", calls, flops=flops,
         target=40.0, target_ms=True, memory=True, budget_ms=1600.0, rounds=4,

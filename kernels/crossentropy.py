@@ -43,7 +43,7 @@ from kernels.launch import (
     row_stride,
     use_triton,
 )
-from kernels.written import written as note_written
+from kernels.written import written
 
 Tensor = torch.Tensor
 IGNORE_INDEX = -100
@@ -181,7 +181,7 @@ def cross_entropy(
         out = new_like(logits)
     launch((logits, out, target, row_weight, *(stats or _NO_STATS), loss), (float(scale), float(z_loss)))
     if gradient:
-        note_written(launcher, out)
+        written(launcher, out)
     return loss, out if gradient else None
 
 
@@ -203,12 +203,12 @@ def _cross_entropy(
         return _Checked(None, rows, valid, total)
     block, warps = config or _config(width)
     stride = logits.stride(0)
-    written = stride if not gradient or in_place else width if out is None else out.stride(0)
+    out_stride = stride if not gradient or in_place else width if out is None else out.stride(0)
     constants = {
         "GIVEN": has_stats, "GRADIENT": gradient, "HAS_WEIGHT": row_weight is not None, "BLOCK": block,
         "num_warps": warps,
     }  # fmt: skip
-    numbers = stride, written, valid, width, vocab_first, total, ignore_index
+    numbers = stride, out_stride, valid, width, vocab_first, total, ignore_index
     return _Checked(Launch(launcher, cross_entropy_kernel, (rows,), numbers, constants), rows, valid, total)
 
 

@@ -230,4 +230,5 @@ def _check(logits: Tensor, target: Tensor, row_weight: Tensor | None) -> None:
     integers = (torch.int64, torch.int32)
     check_tensor("target", target, dtypes=integers, shape=rows, device=device, contiguous=True)
     if row_weight is not None:
+        check_float("row_weight", row_weight)
         check_tensor("row_weight", row_weight, shape=rows, device=device, contiguous=True)

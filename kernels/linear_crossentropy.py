@@ -2,8 +2,8 @@
 
 For each chunk of rows: logitsᵀ = W·xᵀ; the column kernels turn them into the loss and, in place, into their gradient;
 dx = dlogits·W; dW += dlogitsᵀ·x. The weight gradient accumulates in fp32 (a bf16 accumulator would round at every
-chunk), straight into the caller's main gradient when it is given. Logits lie transposed, (vocabulary, rows), because
-dW's product then reads both operands along their rows, which saves cuBLAS an eighth of its time on an H200.
+chunk), straight into the caller's main gradient when it is given. Logits lie transposed, (vocabulary, rows): dW's
+product then transposes no operand, and logits and dW have the words for rows alike.
 
 A chunk is as large as BUFFER_BYTES allows, because thin chunks make thin products: 2,048 rows for a vocabulary of
 128,256 in bf16. A weight gradient of the call's own is as good as such a buffer until it is written: its row of one
@@ -209,6 +209,7 @@ def _check(
     check_tensor("weight", weight, dtypes=(x.dtype,), shape=(None, x.shape[1]), device=x.device)
     check_tensor("target", target, dtypes=(torch.int64, torch.int32), shape=(x.shape[0],), device=x.device)
     if row_weight is not None:
+        check_float("row_weight", row_weight)
         check_tensor("row_weight", row_weight, shape=(x.shape[0],), device=x.device)
     check_vocabulary(vocab_size, weight.shape[0])
     if weight_grad is not None:

@@ -22,9 +22,8 @@ from trainer.storage import Storage
 
 Body = Callable[[], None]
 Start = Callable[[], Any]
-IN_STREAM = (
-    torch.__version__ >= "2.8"
-)  # a version, compared as one; earlier ones used a stream of their own for synchronous collectives too
+IN_STREAM = torch.__version__ >= "2.8"  # torch compares it as a version
+"""Whether a synchronous collective runs in the current stream; before, it used one of the backend's."""
 
 
 def check_known(instruction: Instruction) -> None:
