@@ -93,7 +93,7 @@ def test_a_killed_rank_ends_the_job_and_is_named_with_its_instruction(tmp_path: 
     assert time.monotonic() - killed < 30
     said = _said(tmp_path / "run")
     assert "rank 1 was killed by signal 9 (SIGKILL)" in said
-    assert re.search(r"rank 1: step \d+, (F|B|step) [A-Z]+\d[\d.]* \w", said), said
+    assert re.search(r"rank 1: step \d+, (\w+ stream )?(F|B|W|step) [A-Z]+\d[\d.]* \w", said), said
 
 
 @pytest.mark.slow
@@ -109,7 +109,7 @@ def test_a_stopped_rank_is_found_by_its_silence_and_named_with_its_instruction(t
     assert code == 1, said
     assert time.monotonic() - stopped > 5, said
     assert re.search(r"rank 1 gave no sign of life for \d+ s \(its process was stopped", said), said
-    assert re.search(r"rank 1: step \d+, (F|B|step) [A-Z]+\d[\d.]* \w", said), said
+    assert re.search(r"rank 1: step \d+, (\w+ stream )?(F|B|W|step) [A-Z]+\d[\d.]* \w", said), said
 
 
 @pytest.mark.slow
