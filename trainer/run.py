@@ -1,8 +1,8 @@
 """What one rank of a training run does (its process is `trainer.rank`, the launcher `trainer.launch`).
 
 Reads RUN_FOLDER/run.yaml, compiles the step program, makes sure that every rank compiled the same one, trains, and
-writes the folder: steps.jsonl and log.txt (rank 0), timeline/ (every rank). A rank that fails leaves
-RUN_FOLDER/status/rank-N.error with one sentence and exits.
+writes the folder: steps.jsonl and log.txt (rank 0), timeline/ (every rank). A rank that fails says so in one sentence
+and exits.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -154,34 +155,28 @@ def check_trainable(run: Run) -> None:
         raise InputError(problems)
 
 
-def main(folder: Path) -> int:
-    """Join the job torchrun made and train."""
+def main(folder: Path, store: dist.Store, say: Callable[[str], None]) -> int:
+    """Join the job, whose ranks meet in `store`, and train; what went wrong is said in one sentence, after its kind."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    errors = folder / "status" / f"rank-{rank}.error"
-    Heartbeat(folder / "status" / f"rank-{rank}.alive").start()
+    limit = timedelta(seconds=JOIN_S)
     try:
+        Heartbeat(folder / "status" / f"rank-{rank}.alive").start()
         run = load(folder / "run.yaml")
         check_trainable(run)
-        if run.plan.world != world:
-            raise InputError(
-                f"the plan needs {run.plan.world} ranks and torchrun started {world}; "
-                "start as many, or change the plan's degrees"
-            )
-        dist.init_process_group("gloo", timeout=timedelta(seconds=JOIN_S))
+        store.set_timeout(limit)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=limit)
         train(run, folder, rank)
     except InputError as error:
-        _leave(errors, f"input: {error}")
+        say(f"input: {error}")
         return error.exit_code
     except (StreamError, dist.DistBackendError, RuntimeError) as error:
         peer = isinstance(error, StreamError) or "Connection" in str(error) or "timed out" in str(error).lower()
-        _leave(errors, f"{'peer' if peer else 'own'}: {type(error).__name__}: {error}")
+        say(f"{'peer' if peer else 'own'}: {type(error).__name__}: {error}")
         if peer:
             time.sleep(PEER_S)
         return 1
+    except OSError as error:
+        say(f"disk: {error.filename or folder}: {error.strerror or error}")
+        return 1
     dist.destroy_process_group()
     return 0
-
-
-def _leave(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)

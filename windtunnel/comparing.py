@@ -8,6 +8,7 @@ same work.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,7 @@ def compared(first: str, second: str | None, profile: Any = None, top: int = 12)
     predicted = load(_file(first))
     if Path(second).is_dir():
         folder = RunFolder.open(second)
-        measured, times_s = folder.timeline(), folder.step_times_s()
+        measured, times_s = _recorded(folder, folder.run().plan.world), folder.step_times_s()
     else:
         measured, times_s = load(second), []
     return Compared(compare(predicted, measured, times_s, top), predicted, measured, None)
@@ -58,12 +59,39 @@ def compare_folder(folder: RunFolder, profile: Any = None, top: int = 12) -> Com
     """Fly a folder's run and compare."""
     from reports.compare import compare
 
-    run, measured, times_s = folder.run(), folder.timeline(), folder.step_times_s()
+    run = folder.run()
+    measured, times_s = _recorded(folder, run.plan.world), folder.step_times_s()
     flown = fly(run, profile=profile or profile_named(measured) or run.cluster.profile)
     predicted = flown.flight.timeline()
     interval = flown.flight.interval
     comparison = compare(predicted, measured, times_s, top, (interval.low_s, interval.high_s), _probe(flown))
     return Compared(comparison, predicted, measured, run)
+
+
+def _recorded(folder: RunFolder, world: int) -> Timeline:
+    """A folder's measured timeline; a warning names the ranks that it lacks."""
+    measured = folder.timeline()
+    for steps, ranks in unrecorded(measured, world).items():
+        output.note(
+            f"warning: {folder.path} has no timeline of {_named('rank', ranks)} for {_named('step', steps)}: the run was"
+            " killed or the disk was full; what these ranks did, and how long others waited for them, is left out"
+        )
+    return measured
+
+
+def unrecorded(measured: Timeline, world: int) -> dict[tuple[int, ...], list[int]]:
+    """Ranks of a run of `world` ranks that a measured timeline has nothing of, by the steps of which it has nothing."""
+    have = set(zip(measured.ints("rank"), measured.ints("step"), strict=True))
+    steps = sorted({step for _, step in have})
+    found: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(world):
+        if missing := tuple(step for step in steps if (rank, step) not in have):
+            found.setdefault(missing, []).append(rank)
+    return found
+
+
+def _named(what: str, numbers: Sequence[int]) -> str:
+    return f"{what}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def _probe(flown: Flown) -> dict[str, float]:
