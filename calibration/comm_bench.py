@@ -42,6 +42,7 @@ from calibration.comm_steps import (
     transfers,
 )
 from calibration.heap import keep_freed_memory
+from calibration.loopback import loopback_variables
 from calibration.timing import Timed, in_turn, summary
 
 SIZES = (64, 1024, 8192, 65_536, 262_144, 1_048_576, 4_194_304, 16_777_216)
@@ -170,7 +171,7 @@ def _process(rank: int, init: str, sizes: tuple[int, ...], repetitions: int, sha
     torch.set_num_threads(1)
     keep_freed_memory()
     warnings.simplefilter("ignore", FutureWarning)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.update(loopback_variables())
     dist.init_process_group("gloo", init_method=init, rank=rank, world_size=RANKS, timeout=timedelta(seconds=120))
     group = dist.new_group(list(range(RANKS)), timeout=timedelta(seconds=120))
     stream, compute = StreamThread(), compute_call()

@@ -25,6 +25,7 @@ from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, Reduc
 
 from calibration.comm_bench import CommPoint
 from calibration.cuda_bench import Event, switch
+from calibration.loopback import loopback_variables
 from calibration.timing import Timed
 
 SIZES = tuple(1 << power for power in range(12, 30, 2))  # 4 KiB to 256 MiB
@@ -75,6 +76,7 @@ def _slowest(ranks: Sequence[Sequence[float]]) -> Timed:
 def _process(rank: int, ranks: int, init: str, sizes: tuple[int, ...], results: Any) -> None:
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
+    os.environ.update(loopback_variables())
     torch.cuda.set_device(rank)
     limit = timedelta(seconds=WAIT_S)
     dist.init_process_group("nccl", init_method=init, rank=rank, world_size=ranks, timeout=limit)

@@ -1,6 +1,6 @@
 """Who a process and its descendants listen to: their sockets, from /proc.
 
-    python -m tests.listening RUN.yaml OUTPUT       # trains, and prints every listening socket of launcher and ranks
+python -m tests.listening RUN.yaml OUTPUT       # trains, and prints every listening socket of launcher and ranks
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ class Listened:
 
 
 def watch(process: subprocess.Popen[str], folder: Path) -> Listened:
-    """Look at the sockets of a training command, again and again until it ends; its stderr is a pipe."""
+    """Look at the sockets of a training command, again and again until it ends; its stderr is kept, where it is a pipe
+    (and fits one)."""
     when: dict[str, set[Socket]] = {"before": set(), "during": set(), "after": set()}
     try:
         while process.poll() is None:
@@ -178,12 +179,11 @@ def outside_address() -> str:
 def main(run: str, output: str) -> int:
     """Train and print."""
     command = [sys.executable, "-m", "windtunnel", "train", run, "--output", output]
-    found = watch(subprocess.Popen(command, stderr=subprocess.PIPE, text=True), Path(output))
+    found = watch(subprocess.Popen(command, text=True), Path(output))
     for when, sockets in found.when.items():
         print(f"{when} step 0:")
         for one in sorted(sockets):
             print(f"  {one.who:10} {one.address}{'   REACHED FROM OUTSIDE' if one.outside else ''}")
-    print(found.said, end="", file=sys.stderr)
     return found.code or int(any(one.outside for one in found.sockets()))
 
 

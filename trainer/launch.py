@@ -20,8 +20,8 @@ from pathlib import Path
 
 import yaml
 
-from plan.compile import compile_run, stage_of
 from calibration.loopback import loopback_variables
+from plan.compile import compile_run, stage_of
 from plan.errors import InputError, Stopped, WindtunnelError
 from plan.program import StepProgram, expand, label
 from plan.run import Run

@@ -160,7 +160,7 @@ def main(folder: Path, store: dist.Store, say: Callable[[str], None]) -> int:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     limit = timedelta(seconds=JOIN_S)
     try:
-        Heartbeat(folder / "status" / f"rank-{rank}.alive").start()
+        Heartbeat(folder / "status" / f"rank-{rank}.alive", os.getppid()).start()
         run = load(folder / "run.yaml")
         check_trainable(run)
         store.set_timeout(limit)

@@ -72,7 +72,8 @@ def _prepared(folder: Path, rank: int, store: dist.Store) -> bool:
     while not (folder / "status" / f"ready-{token}").exists():
         if time.monotonic() > limit:
             raise InputError(
-                f"rank {rank} does not see what rank 0 wrote into {folder}: is it on a file system that all nodes share?"
+                f"rank {rank} does not see what rank 0 wrote into {folder}; is it on a file system that all nodes"
+                " share? Give one with --output"
             )
         time.sleep(0.1)
     return True

@@ -35,7 +35,7 @@ def forecast(run: RunLike, overrides: Sequence[str] = (), *, profile: Any = None
 
 
 def train(run: RunLike, overrides: Sequence[str] = (), *, output: str | Path | None = None) -> Path:
-    """Train a run under torchrun and return its folder. Raises WindtunnelError when a rank dies."""
+    """Train a run, one process a rank, and return its folder. Raises WindtunnelError when a rank dies."""
     from windtunnel.training import launch
 
     return launch(run_of(run, overrides), Path(output) if output else None)

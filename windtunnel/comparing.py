@@ -73,8 +73,8 @@ def _recorded(folder: RunFolder, world: int) -> Timeline:
     measured = folder.timeline()
     for steps, ranks in unrecorded(measured, world).items():
         output.note(
-            f"warning: {folder.path} has no timeline of {_named('rank', ranks)} for {_named('step', steps)}: the run was"
-            " killed or the disk was full; what these ranks did, and how long others waited for them, is left out"
+            f"warning: {folder.path} has no timeline of {_named('rank', ranks)} for {_named('step', steps)}: the run"
+            " was killed or the disk was full; what these ranks did, and how long others waited for them, is left out"
         )
     return measured
 

@@ -22,6 +22,7 @@ from windtunnel.folders import RunFolder, held, new_folder
 from windtunnel.results import Trained
 from windtunnel.source import RunSource
 
+
 def train_command(source: RunSource, target: str | None, as_json: bool) -> int:
     """Train and print the folder (the last line of stdout), or the result as JSON."""
     run = source.load()

@@ -85,7 +85,8 @@ def test_a_stop_lets_every_rank_put_its_files_away() -> None:
 
 
 def _run(*ranks: str) -> processes.Ended:
-    return run_processes([[sys.executable, "-c", text] for text in ranks], [{"RANK": str(r)} for r in range(len(ranks))])
+    places = [{"RANK": str(rank)} for rank in range(len(ranks))]
+    return run_processes([[sys.executable, "-c", text] for text in ranks], places)
 
 
 @pytest.mark.parametrize("last", [SLEEP, "pass"])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from plan.timeline import Timeline, load, save
 from tests.windtunnel.conftest import TINY
 from tests.windtunnel.flights import profile_file, run_folder
 from tests.windtunnel.test_schemas import obeys
@@ -70,6 +71,25 @@ def test_two_timelines_instead_of_a_folder(honest: Path, tmp_path: Path, wt: Cal
     assert by_files["step_time"]["steps"] == 1
     assert by_folder["step_time"]["steps"] == 6
     assert wt("compare", tmp_path / "predicted.json.gz", honest, "--profile", "cpu").code == 2
+
+
+def test_ranks_without_a_timeline_are_named(honest: Path, wt: Call) -> None:
+    """Of step 0 rank 1 recorded nothing, as when it was killed; of step 6 every rank did."""
+    file = honest / "timeline" / "step-000007.json.gz"
+    whole = load(file)
+    assert wt("compare", honest).err == ""
+    save(_only(whole, whole.columns["rank"] == 0), file)
+    for arguments in (("compare", honest), ("check", honest, honest), ("compare", file, honest)):
+        called = wt(*arguments)
+        assert "has no timeline of rank 1 for step 0: the run was killed or the disk was full" in called.err
+    step_6 = _only(whole, whole.columns["rank"] >= 0)
+    step_6.columns["step"][:] = 6
+    save(step_6, file.with_name("step-000006.json.gz"))
+    assert "of rank 1 for step 0:" in wt("compare", honest).err
+
+
+def _only(timeline: Timeline, rows: Any) -> Timeline:
+    return Timeline(timeline.header, {name: column[rows] for name, column in timeline.columns.items()}, timeline.words)
 
 
 def test_an_edited_run_file_is_refused_with_both_hashes(honest: Path, wt: Call) -> None:

@@ -16,6 +16,7 @@ from tests.listening import Listened, named, outside_address, watch
 from tests.windtunnel.conftest import TINY
 from tests.windtunnel.flights import profile_file
 from tests.windtunnel.test_schemas import obeys
+from trainer.data import builtin_file
 from windtunnel import output, training
 from windtunnel.folders import RunFolder, held
 
@@ -128,6 +129,29 @@ def test_torchrun_may_start_the_command_itself(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().splitlines()[-1] == str(tmp_path / "run")
     assert len(RunFolder.open(tmp_path / "run").step_times_s()) == 2
+
+
+LIMITED = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+@pytest.mark.slow
+def test_under_torchrun_a_disk_that_is_full_is_printed_with_what_was_kept(tmp_path: Path) -> None:
+    """No file may grow beyond 16 KiB, some seventy steps."""
+    builtin_file()
+    path, folder = tmp_path / "run.yaml", tmp_path / "run"
+    path.write_text(yaml.safe_dump({**TINY, "train": {"steps": 10_000}}))
+    command = [sys.executable, "-c", LIMITED, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "windtunnel", "train", str(path), "--output", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=110, check=False, env=ENVIRONMENT)
+    assert done.returncode == 1
+    steps = len(RunFolder.open(folder).step_times_s())  # every line of the file is whole
+    assert 0 < steps < 200
+    said = f"error: rank 0 cannot go on: {folder}/steps.jsonl: File too large; the job was stopped. Kept in {folder}: "
+    assert f"{said}log.txt, {steps} steps in steps.jsonl, timelines of 0 steps\n" in done.stderr
 
 
 def test_a_folder_that_holds_something_is_refused(run_file: Call, tmp_path: Path, wt: Call) -> None:

@@ -14,7 +14,7 @@ from windtunnel.edge import Command
 COMMANDS: dict[str, tuple[Command, str]] = {
     "demo": (demo, "The whole loop on this machine's CPU, in minutes."),
     "forecast": (forecast, "What a run would take: time, memory, cost."),
-    "train": (train, "Train the run (starts torchrun itself)."),
+    "train": (train, "Train the run, one process a rank."),
     "compare": (compare, "Predicted against measured, by instruction."),
     "check": (check, "Scaling-efficiency regression gate for CI."),
     "calibrate": (calibrate, "Measure this machine into a profile."),

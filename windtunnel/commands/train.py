@@ -1,4 +1,4 @@
-"""`windtunnel train RUN`: executes the step program for real, under torchrun."""
+"""`windtunnel train RUN`: executes the step program for real, one process a rank."""
 
 from typing import Annotated
 
@@ -22,7 +22,7 @@ def train(
     var: o.Var = [],  # noqa: B006
     as_json: o.Json = False,
 ) -> int:
-    """Train; starts torchrun itself when not already under it. Prints the run folder at the end."""
+    """Train, one process a rank on this machine, or as a rank of your torchrun. Prints the run folder at the end."""
     from windtunnel.source import RunSource
     from windtunnel.training import train_command
 
