@@ -22,7 +22,7 @@ _UP, _LOOPBACK = 0x1, 0x8
 
 
 def loopback_variables(given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables that bind gloo and NCCL to this machine's loopback, without those that the user has set (in `given`,
+    """The variables that bind gloo and NCCL to this machine's loopback, without those that the user has set (`given`,
     by default the environment). Raises InputError where there is no loopback to bind to."""
     given = os.environ if given is None else given
     missing = {name: form for name, form in VARIABLES.items() if not given.get(name)}
