@@ -40,7 +40,9 @@ def test_counts_travel_in_the_report_of_the_test_that_drew(request: pytest.Fixtu
 
 
 @given(st.integers())
-def test_a_property_test_is_scaled_and_may_count(soak_count: Counts, request: pytest.FixtureRequest, number: int) -> None:
+def test_a_property_test_is_scaled_and_may_count(
+    soak_count: Counts, request: pytest.FixtureRequest, number: int
+) -> None:
     assert isinstance(number, int)
     soak_count("examples of a property")
     assert request.node.get_closest_marker("scaled")
