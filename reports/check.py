@@ -159,7 +159,7 @@ def check(baseline: Side, run: Side, tolerance: float = 0.1) -> Verdict:
     residual = before.step_time.measured_s / before.step_time.predicted_s
     expected = after.step_time.predicted_s * residual
     changes = tuple(_step_changes(baseline, run, tolerance))
-    classes = _moved(baseline, run, residual, tolerance, changes[0].at_most)
+    classes = _moved(baseline, run, residual, tolerance, max(found.at_most for found in changes))
     passed = not any(found.at_least > tolerance for found in changes) and not any(row.regressed for row in classes)
     return Verdict(
         passed=passed,

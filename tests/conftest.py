@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, settings
 
 from plan.presets import merge
 from plan.run import Run, load
+from tests import torch_warnings
 from tests.soak import Counts, mark_scaled, soaking, summary
 
 _QUIET = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
@@ -15,6 +16,7 @@ settings.register_profile("fixed", derandomize=True, max_examples=30, database=N
 settings.register_profile("soak", max_examples=2000, **_QUIET)
 settings.load_profile("soak" if soaking() else "fixed")
 _counts = Counts()
+torch_warnings.drop()
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
