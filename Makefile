@@ -46,7 +46,7 @@ check: $(READY)
 	@$(BIN)/lint-imports
 
 soak: $(READY)
-	@OMP_NUM_THREADS=1 WINDTUNNEL_SOAK=1 $(BIN)/python -m pytest -m 'not gpu' -n $(WORKERS) --timeout 1800
+	@OMP_NUM_THREADS=1 WINDTUNNEL_SOAK=1 $(BIN)/python -m pytest -m '(soak or scaled) and not gpu' -n $(WORKERS) --timeout 1800
 
 bench: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/benchmarks --benchmark-enable --benchmark-only --timeout 600

@@ -21,7 +21,7 @@ from windtunnel.folders import RunFolder
 if TYPE_CHECKING:
     from plan.run import Run
     from plan.timeline import Timeline
-    from reports.check import Verdict, Work
+    from reports.check import Side, Verdict, Work
     from reports.compare import Comparison
 
 LARGEST_TOLERANCE = 10.0
@@ -126,16 +126,22 @@ def compare_command(
 
 def judged(baseline: str, run_dir: str, tolerance: float, profile: Any = None) -> Verdict:
     """The gate's verdict on `run_dir` against `baseline`, both run folders; one profile prices the twins of both, the
-    run's unless another is asked for."""
+    run's unless another is asked for. Raises InputError where a run has too few steps to tell."""
     from reports.check import check
 
     if not 0 <= tolerance <= 10:
         raise InputError(f"a tolerance of {tolerance} is not a share between 0 and 10; 0.1 allows 10 %")
     old, new = RunFolder.open(baseline), RunFolder.open(run_dir)
     yardstick = _profile(profile or profile_named(new.timeline()) or new.run().cluster.profile)
-    before, after = compare_folder(old, yardstick, 1), compare_folder(new, yardstick, 1)
-    old_work, new_work = _work(before, yardstick), _work(after, yardstick)
-    return check(before.comparison, after.comparison, new_work, old_work, tolerance)
+    return check(_side(old, yardstick), _side(new, yardstick), tolerance)
+
+
+def _side(folder: RunFolder, profile: Any) -> Side:
+    from reports.check import Side
+    from reports.check_classes import class_times_s
+
+    found, classes = compare_folder(folder, profile, 1), class_times_s(folder.recorded_steps())
+    return Side(found.comparison, _work(found, profile), folder.step_times_s(), classes, found.measured.header)
 
 
 def _profile(given: Any) -> Any:

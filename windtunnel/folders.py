@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MOST_STEPS = 8
 LOCK = "lock"
+MOST_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +61,35 @@ class RunFolder:
         from plan.timeline import load as load_timeline
         from plan.timeline import merge
 
-        files = sorted((self.path / "timeline").rglob("*.json.gz"))
-        if not files:
+        steps = list(self._recorded().values())[-MOST_STEPS:]
+        return merge([load_timeline(file) for files in steps for file in files])
+
+    def recorded_steps(self) -> Iterator[Timeline]:
+        """The recorded steps in order, each as one timeline of all ranks. Of a long run the last, as many as
+        MOST_BYTES of files hold."""
+        from plan.timeline import load as load_timeline
+        from plan.timeline import merge
+
+        kept: list[list[Path]] = []
+        room = MOST_BYTES
+        for files in reversed(self._recorded().values()):
+            room -= sum(file.stat().st_size for file in files)
+            if room < 0 and len(kept) >= MOST_STEPS:
+                break
+            kept.append(files)
+        for files in reversed(kept):
+            yield merge([load_timeline(file) for file in files])
+
+    def _recorded(self) -> dict[str, list[Path]]:
+        """The timeline files of each recorded step, in order."""
+        steps: dict[str, list[Path]] = {}
+        for file in sorted((self.path / "timeline").rglob("*.json.gz")):
+            steps.setdefault(_step(file), []).append(file)
+        if not steps:
             raise InputError(
                 f"{self.path / 'timeline'} is empty: no step was recorded (train.record_every says which are)"
             )
-        steps = sorted({_step(file) for file in files})[-MOST_STEPS:]
-        return merge([load_timeline(file) for file in files if _step(file) in steps])
+        return dict(sorted(steps.items()))
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 each in fp64."""
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -82,13 +83,16 @@ def _reference(run: Run) -> tuple[list[float], list[float]]:
     },
     {"tensor_parallel": 2, "sequence_parallel": True, "pipeline_parallel": 2, "recompute": "selective"},
 )
-def test_a_random_run_trains_as_the_reference_does(pool: Pool, model: dict[str, Any], plan: dict[str, Any]) -> None:
+def test_a_random_run_trains_as_the_reference_does(
+    pool: Pool, soak_count: Callable[..., None], model: dict[str, Any], plan: dict[str, Any]
+) -> None:
     if model.get("attention_dropout"):
         plan = plan | {"attention": "unfused"}
     try:
         run = make_run(model, plan)
     except InputError:
         reject()  # a combination the rules refuse
+    soak_count("random plans trained")
     losses, norms = _reference(run)
     for share in pool.run(train, run, STEPS):
         if share is not None:

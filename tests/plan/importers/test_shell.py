@@ -1,5 +1,6 @@
 """The shell evaluator: what a script would run is learnt, nothing is run, and what cannot be known keeps its reason."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -221,8 +222,9 @@ def test_what_cannot_be_read_names_the_place(text: str, complaint: str) -> None:
 
 
 @given(st.text(alphabet="aN=\"'$(){}[]\\\n#;|&<>`- 1*/if", max_size=60))
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_any_text_is_read_or_refused(soak_count: Callable[..., None], text: str) -> None:
     """No text makes the evaluator fail in another way than an InputError."""
+    soak_count("fuzzed inputs")
     try:
         read_script(text)
     except InputError as error:
