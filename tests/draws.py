@@ -156,22 +156,22 @@ def draw(number: int, device: str = "", ranks: int = 16) -> dict[str, Any]:
 
 def shape(rng: Random, device: str, ranks: int) -> dict[str, Any]:
     """The numbers that must fit one another, by dotted key."""
-    degrees = [(t, p, d) for t in (1, 2, 4) for p in (1, 2, 3, 4) for d in (1, 2, 3, 4) if t * p * d <= ranks]
+    degrees = [(t, p, d) for t in (1, 2, 3, 4) for p in (1, 2, 3, 4) for d in (1, 2, 3, 4) if t * p * d <= ranks]
     t, p, d = rng.choice(degrees)
     v = rng.choice([1, 1, 2, 3, 4]) if p > 1 else 1
     stages = p * v
     layers = rng.choice([max(1, stages - 2), max(1, stages - 2), stages, rng.randint(max(1, stages - 2), stages + 4)])
-    heads = t * rng.choice([1, 2, 3])
+    heads, kv_heads = t * rng.choice([1, 2, 3]), rng.choice(["auto", t])
     group = rng.choice([p, p, rng.randint(p, p + 2)]) if v > 1 else p
     whole = rng.randint(1, 3) * group + rng.choice([0, 0, rng.randint(0, group)])
     microbatches = whole if v > 1 else rng.randint(1, 6)
-    micro, seq = rng.choice([1, 2, 3]), rng.choice([8, 16, 24])
+    micro, seq = rng.choice([1, 2, 3]), rng.choice([7, 8, t * 6, t * 8])
+    hidden, head_dim = rng.choice([(heads * 6, "auto"), (15, 6), (16, 8), (24, 4)])
     batch = micro * d * microbatches + (rng.random() < 0.03)
     found = {
-        "model.layers": layers, "model.hidden": rng.choice([16, 24, 32]), "model.heads": heads,
-        "model.kv_heads": rng.choice([t, heads]), "model.head_dim": rng.choice([4, 6, 8]),
-        "model.ffn": t * rng.choice([8, 24]), "model.seq_length": seq, "model.vocab": rng.choice([256, 260, 300]),
-        "model.vocab_multiple": rng.choice([1, 8, 8, 128]),
+        "model.layers": layers, "model.hidden": hidden, "model.heads": heads, "model.kv_heads": kv_heads,
+        "model.head_dim": head_dim, "model.ffn": rng.choice([t * 8, t * 15, "auto"]), "model.seq_length": seq,
+        "model.vocab": rng.choice([256, 260, 301]), "model.vocab_multiple": rng.choice([1, 8, 128]),
         "plan.tensor_parallel": t, "plan.pipeline_parallel": p, "plan.data_parallel": d, "plan.virtual_pipeline": v,
         "plan.pipeline_layout": units(rng, layers + 2, stages), "plan.micro_batch_size": micro,
         "plan.global_batch_size": batch, "plan.microbatch_group": group if v > 1 else "auto",
@@ -220,6 +220,9 @@ def agree(rng: Random, c: dict[str, Any]) -> None:
         unless(c.get(key) not in later, key)
     t, p, d = (c[f"plan.{name}_parallel"] for name in ("tensor", "pipeline", "data"))
     unless(t > 1, "plan.sequence_parallel", "plan.partition_activations")
+    unless(c["model.seq_length"] % t == 0, "plan.sequence_parallel")
+    if isinstance(c["model.ffn"], str) and t == 3:
+        c["model.ffn"] = 24
     unless(t == 1, "plan.loss_chunks")
     if c.get("plan.zero_stage", 1) > 1 and p > 1:
         c["plan.zero_stage"] = rng.choice([0, 1])
