@@ -248,7 +248,7 @@ OPTIONS: list[dict[str, object]] = [
 @pytest.mark.parametrize("implementation", ["windtunnel", "megatron", "deepspeed"])
 @pytest.mark.parametrize("alone", ALONE)
 def test_units_alone_on_their_chunks_compile_and_prove(tiny: Tiny, alone: str, implementation: str) -> None:
-    """Nothing but a gather may read the gradient that reaches the embedding: its slot is free when the gather is over."""
+    """Nothing but a gather may read the gradient that reaches the embedding: when it is over, the slot is free."""
     base = {"implementation": implementation, "tensor_parallel": 2, "pipeline_parallel": 2, "sequence_parallel": True}
     for model, option in list(product(MODELS, OPTIONS))[::2]:  # each option with every other model, and back
         plan = {"global_batch_size": 6, "zero_stage": 0, **base, **ALONE[alone], **option}
