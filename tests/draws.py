@@ -20,7 +20,7 @@ JUNK: list[Any] = [None, "", -1, 0, 2.5, 10**30, "auto", "nan", [], [1], {}, {"a
 VALUES: dict[str, list[Any]] = {
     "model.name": ["custom", "m"],
     "model.init_std": [0.02, 0.1],
-    "model.vocab": [256, 260, 300],
+    "model.vocab": [256, 260, 301],
     "model.vocab_multiple": [1, 8, 128],
     "model.max_positions": ["auto", 16, 64],
     "model.norm_eps": [1e-5, 1e-6],
@@ -171,7 +171,7 @@ def shape(rng: Random, device: str, ranks: int) -> dict[str, Any]:
     found = {
         "model.layers": layers, "model.hidden": hidden, "model.heads": heads, "model.kv_heads": kv_heads,
         "model.head_dim": head_dim, "model.ffn": rng.choice([t * 8, t * 15, "auto"]), "model.seq_length": seq,
-        "model.vocab": rng.choice([256, 260, 301]), "model.vocab_multiple": rng.choice([1, 8, 128]),
+        "model.vocab": rng.choice(VALUES["model.vocab"]), "model.vocab_multiple": rng.choice([1, 8, 128]),
         "plan.tensor_parallel": t, "plan.pipeline_parallel": p, "plan.data_parallel": d, "plan.virtual_pipeline": v,
         "plan.pipeline_layout": units(rng, layers + 2, stages), "plan.micro_batch_size": micro,
         "plan.global_batch_size": batch, "plan.microbatch_group": group if v > 1 else "auto",
@@ -198,7 +198,8 @@ def units(rng: Random, count: int, stages: int) -> Any:
 def cluster(rng: Random, device: str, world: int) -> dict[str, Any]:
     """A preset that the ranks fill, or every key of one."""
     if device == "cpu":
-        return {"cluster.preset": "cpu"} | ({"cluster.gpus": world} if rng.random() < 0.2 else {})
+        stated = {"cluster.device": "cpu", "cluster.gpus": world} if rng.random() < 0.2 else {}
+        return {"cluster.preset": "cpu"} | stated
     per_node = rng.choice([n for n in (1, 2, 4, 8) if n <= world])
     size = {"cluster.gpus": world, "cluster.gpus_per_node": per_node}
     if world % per_node == 0 and rng.random() < 0.5:

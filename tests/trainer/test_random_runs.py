@@ -3,6 +3,7 @@ of the language (tests/draws.py), three steps each in fp64; here a few, under `m
 """
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -72,7 +73,9 @@ def hold(pool: Pool, run: Run) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(SLICES))
-def test_random_runs_train_as_the_reference_does(pool: Pool, part: int) -> None:
+def test_random_runs_train_as_the_reference_does(
+    pool: Pool, part: int, record_property: Callable[[str, object], None]
+) -> None:
     numbers = (n for n in range(10_000 * part, 10_000 * (part + 1)) if accepted(n) is not None)
     for number in (next(numbers) for _ in range(EACH)):
         run = accepted(number)
@@ -82,3 +85,4 @@ def test_random_runs_train_as_the_reference_does(pool: Pool, part: int) -> None:
         except BaseException as error:
             error.add_note(f"draw {number}: {trainable(number)}")
             raise
+    record_property("drawn runs, trained as the reference", EACH)
