@@ -1,4 +1,5 @@
-"""What every test shares: fixed random draws (many more under `make soak`) and a short run to start from."""
+"""What every test shares: fixed random draws (many more under `make soak`, counted at its end) and a short run to start
+from."""
 
 from collections.abc import Callable
 from typing import Any
