@@ -12,8 +12,8 @@ from typing import Any
 
 from calibration import fits
 from calibration.collectives import steps, wire_factor
-from calibration.fits import Fit
-from calibration.published import CollectiveRow, collective_rows
+from tools.fit_search import Fit, search
+from tools.published_rows import CollectiveRow, collective_rows
 
 Section = dict[str, Any]
 
@@ -68,7 +68,7 @@ def fit_tree(ids: Sequence[str], node_bytes_per_s: float, inside_latency_s: floa
             times.append(inside_latency_s + levels + transfer + values["tree_pipeline"] * math.sqrt(levels * transfer))
         return times
 
-    return fits.search(
+    return search(
         predicted, [row.seconds for row in rows], {"tree_latency_s": (2e-6, 60e-6), "tree_pipeline": (0.0, 2.0)}
     )
 

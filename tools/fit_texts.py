@@ -1,6 +1,6 @@
 """What the shipped profiles say of where each of their numbers is from: the `text` of a source, by card and part.
 
-`calibration.fit_published` puts them beside the rows and the fits that they speak of.
+`tools.fit_published` puts them beside the rows and the fits that they speak of.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TEXTS = {
     "large messages (H200 rows; 4 GPUs and fewer run the ring)",
     "softmax": "copy bandwidth over a traffic factor of unfused attention, from a study on 28 development rows of "
     "runs.csv: no microbenchmark, and not separable there from slower score GEMMs",
-    "eager": "bytes moved and kernels launched by the torch references (calibration.traffic) at 0.90 of the copy "
+    "eager": "bytes moved and kernels launched by the torch references (tools.traffic) at 0.90 of the copy "
     "bandwidth; a launch on the device: one H200 filling 256 KiB",
     "lines": "lines through points of one H200 (calibration/measured/h200-points.json), by the ratio of copy "
     "bandwidths",

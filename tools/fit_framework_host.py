@@ -1,6 +1,6 @@
 """What a launch and a collective cost the host of a framework with autograd: the profile's `framework_host`.
 
-Measured on one machine with two H200 (`calibration/measured/h200-autograd.json`, by `calibration.autograd_bench`): 41
+Measured on one machine with two H200 (`calibration/measured/h200-autograd.json`, by `tools.autograd_bench`): 41
 microseconds a kernel, forward and backward alike, and 148 a collective. That machine's host was slow that day, so the
 published profiles take a figure of another host: gpt-fast's first version makes 25.5 tokens/s of Llama-7B on an A100,
 bound by its host ("Accelerating Generative AI with PyTorch II", pytorch.org), with 50 kernels a layer by its model.py:
@@ -16,9 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from calibration.fit_links import Section, rounded
+from tools.fit_links import Section, rounded
 
-MEASURED = Path(__file__).parent / "measured" / "h200-autograd.json"
+MEASURED = Path(__file__).parents[1] / "calibration" / "measured" / "h200-autograd.json"
 TOKENS_PER_S, LAYERS = 25.5, 32
 # Each norm 8 (float, square, mean, add, root, product, cast, weight), rotary 9 for q and for k, two writes of the
 # cache, two repeats, attention and its mask 3, five products of weights, silu, product, two residuals.

@@ -1,8 +1,8 @@
 """What launching costs the host of a framework with autograd: a Llama-shaped layer of modules and autograd functions,
 far too small to keep a GPU busy, timed on the host.
 
-    torchrun --nproc_per_node 1 -m calibration.autograd_bench
-    torchrun --nproc_per_node 2 -m calibration.autograd_bench      # with tensor-parallel collectives
+    torchrun --nproc_per_node 1 -m tools.autograd_bench
+    torchrun --nproc_per_node 2 -m tools.autograd_bench      # with tensor-parallel collectives
 
 Microseconds a layer and micro-batch of forward, backward and of adding gradients to fp32 sums, beside the kernels that
 the profiler counts. The trainer of this project issues its kernels otherwise (no autograd graph, no module

@@ -11,10 +11,10 @@ import math
 from dataclasses import dataclass, replace
 from functools import cache
 
-from calibration import fit_sections as parts
-from calibration import published
-from calibration.fit_kernels import Chip, backward_ratio, fit_attention
-from calibration.fits import Fit
+from tools import fit_sections as parts
+from tools import published_rows as published
+from tools.fit_kernels import Chip, backward_ratio, fit_attention
+from tools.fit_search import Fit
 
 RATE = {"rate": (0.2, 0.95), "short_s": (0.0, 4000.0), "narrow_d": (0.0, 100.0)}
 # Heads 128 wide: the rows have heads of 64 alone, so how much is due to their width is FlashAttention-2's figure.

@@ -1,7 +1,7 @@
 """Makes the shipped profiles a100-80gb, h100 and h200 from stated rows of the published data. The results are
 committed:
 
-    python -m calibration.fit_published
+    python -m tools.fit_published
 
 Each number's source names the rows it was fitted on and how well. The GEMM shape terms (prologue depth, loss of small
 tiles) come from 183 A100-PCIe shapes, the rate of each card from its own rows; attention from the flash-attention
@@ -17,20 +17,25 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from calibration import fit_framework_host, fit_links, honesty, measured, published, schema, workspace
-from calibration import fit_sections as parts
-from calibration.fit_attention import RATE, flash_a100, triton_a100, triton_hopper
-from calibration.fit_kernels import Chip, backward_ratio, fit_attention, fit_gemm, tile_form
-from calibration.fit_links import Section, rounded
-from calibration.fit_texts import TEXTS
-from calibration.fits import Fit
-from calibration.published import AttentionRow, between, bus_bytes_per_s, memory_bytes_per_s
+from calibration import measured, schema
 from calibration.write import write_profile
 from plan.ops import bytes_of
 from plan.program import KernelCall
+from tools import fit_framework_host, fit_links, fit_uncertainty, fit_workspace
+from tools import fit_sections as parts
+from tools import published_rows as published
+from tools.fit_attention import RATE, flash_a100, triton_a100, triton_hopper
+from tools.fit_kernels import Chip, backward_ratio, fit_attention, fit_gemm, tile_form
+from tools.fit_links import Section, rounded
+from tools.fit_search import Fit
+from tools.fit_texts import TEXTS
+from tools.published_rows import AttentionRow, between, bus_bytes_per_s, memory_bytes_per_s
 
-COMMENT = "Made by `python -m calibration.fit_published`; sources name rows of calibration/published."
-FOLDER = Path(__file__).parent / "profiles"
+COMMENT = (
+    "Made by `python -m tools.fit_published`; sources name rows of calibration/published/nccl.csv and "
+    "tools/published/gemm.csv."
+)
+FOLDER = Path(__file__).parents[1] / "calibration" / "profiles"
 
 
 def a100() -> Section:
@@ -215,14 +220,14 @@ def _h200() -> Section:
 
 @cache
 def _kernel_sigmas() -> dict[str, float]:
-    return honesty.kernel_sigmas(_h200())
+    return fit_uncertainty.kernel_sigmas(_h200())
 
 
 def _doubted(data: Section) -> Section:
-    """The file with each sigma that `honesty` can say: never below the residuals of the entry's own fit."""
+    """The file with each sigma that `fit_uncertainty` can say: never below the residuals of the entry's own fit."""
     kernels, name = _kernel_sigmas(), data["name"]
-    ring = honesty.ring_sigma(_hopper_tables("h100"))
-    reduce = honesty.reduce_sigma("a100-80gb" if name == "a100-80gb" else "h100")
+    ring = fit_uncertainty.ring_sigma(_hopper_tables("h100"))
+    reduce = fit_uncertainty.reduce_sigma("a100-80gb" if name == "a100-80gb" else "h100")
     links = {"reduce": reduce, "reduce-derived": max(ring, reduce), "pair": max(ring, reduce)}
     for entry in data["attention"]:
         entry["sigma"] = rounded(max(entry["sigma"], kernels[entry["op"]]))
@@ -296,7 +301,7 @@ def _profile(name: str, memory: float, sources: Section, memory_rows: list[str],
             "measured" if of_one_card else "derived",
             fit_framework_host.MEASURED_TEXT if of_one_card else fit_framework_host.TEXT,
         ),
-        **{name: parts.source(of["kind"], of["text"]) for name, of in workspace.SOURCES.items()},
+        **{name: parts.source(of["kind"], of["text"]) for name, of in fit_workspace.SOURCES.items()},
         "cards": parts.source("published", TEXTS["cards"]),
         "contention": parts.source("published", TEXTS["contention"], factor=parts.OVERLAP_SLOWDOWN),
         "gemm-wide": parts.source("data sheet", TEXTS["wide"], []),
@@ -318,7 +323,7 @@ def _profile(name: str, memory: float, sources: Section, memory_rows: list[str],
     return {
         "name": name, "device": "cuda", "sources": shared | sources, "gemm": gemm, **sections,
         "memory": parts.memory_sections(memory), "host": host, "framework_host": fit_framework_host.section(name),
-        "cards": {"source": "cards", "sigma": parts.CARD_SIGMA}, "workspace": workspace.sections(),
+        "cards": {"source": "cards", "sigma": parts.CARD_SIGMA}, "workspace": fit_workspace.sections(),
         "contention": contention,
         "allocator": {"source": "context", "context_bytes": parts.CONTEXT_BYTES},
     }  # fmt: skip

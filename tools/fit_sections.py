@@ -1,8 +1,9 @@
 """The numbers and the sections that the shipped profiles a100-80gb, h100 and h200 share: which rows, which sources,
 which models.
 
-`calibration.fit_published` puts them together. Row ids are those of `calibration/published/*.csv`; facts measured on
-one H200 that stand in no row are named constants here, with their origin beside them.
+`tools.fit_published` puts them together. Row ids are those of `tools/published/gemm.csv` and
+`calibration/published/nccl.csv`; facts measured on one H200 that stand in no row are named constants here, with their
+origin beside them.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from calibration import fits, honesty, measured, published, schema, tables
-from calibration.fit_kernels import HOPPER_TILES, Chip, fit_gemm, tile_form
-from calibration.fit_links import Section, rounded
-from calibration.fits import Fit
-from calibration.published import GemmRow, between, bus_bytes_per_s
+from calibration import fits, measured, schema, tables
 from plan import presets
 from plan.ops import OPERATORS
 from plan.program import KernelCall
+from tools import fit_uncertainty
+from tools import published_rows as published
+from tools.fit_kernels import HOPPER_TILES, Chip, fit_gemm, tile_form
+from tools.fit_links import Section, rounded
+from tools.fit_search import Fit
+from tools.published_rows import GemmRow, between, bus_bytes_per_s
 
 # Peaks and multiprocessors: NVIDIA data sheets (dense bf16).
 A100 = Chip(108, 312e12, 1e12)
@@ -55,7 +58,7 @@ FRACTIONS = {
     "swiglu_forward": 0.99, "swiglu_backward": 0.99, "gelu_forward": 0.99, "gelu_backward": 0.99, "adamw": 0.82,
     "ce_exp": 0.65, "ce_loss": 0.65, "*": 0.90,
 }  # fmt: skip
-# (launches, bytes over the least) of each operator's torch reference: `python -m calibration.traffic`.
+# (launches, bytes over the least) of each operator's torch reference: `python -m tools.traffic`.
 EAGER = {
     "softmax_forward": (7, 9.25), "softmax_backward": (8, 10.34), "rmsnorm_forward": (9, 9.98),
     "rmsnorm_backward": (15, 12.96), "layernorm_forward": (13, 14.93), "layernorm_backward": (20, 15.92),
@@ -121,7 +124,7 @@ def hopper_gemm_sections(chip: Chip, terms: dict[str, float], accumulate: float,
     point predicted from the others."""
     forms = gemm_sections(chip, terms, accumulate, 0.0, source)
     found = []
-    for name, rows in honesty.points()["gemm"].items():
+    for name, rows in fit_uncertainty.points()["gemm"].items():
         dtype, layout = name.split()
         form = next(s for s in forms if s["dtype"] == dtype and s["layout"] in (layout, "*"))["form"]
         at = measured.gemm_at(tables.gemm_form(schema.GemmFormFile(**form)), "gemm", dtype, layout)
@@ -176,7 +179,7 @@ def memory_sections(copy_bytes_per_s: float) -> list[Section]:
 
 def _eager_sections(copy_bytes_per_s: float) -> list[Section]:
     """What the device needs for a launch is what one H200 needs to fill 256 KiB; the host's share is `issue_s`."""
-    one_launch_s = min(seconds for _, seconds in honesty.points()["memory"]["fill *"])
+    one_launch_s = min(seconds for _, seconds in fit_uncertainty.points()["memory"]["fill *"])
     return [
         {
             "source": "eager",
@@ -198,7 +201,7 @@ def _compiled_sections(copy_bytes_per_s: float) -> list[Section]:
             "source": "softmax" if op.startswith("softmax") else "memory",
             "op": op,
             "kernels": "compiled",
-            "sigma": 0.0,  # `honesty` says it
+            "sigma": 0.0,  # `fit_uncertainty` says it
             "launch_s": MEMORY_LAUNCH_S,
             "bytes_per_s": rounded(copy_bytes_per_s * fraction),
         }
@@ -211,7 +214,7 @@ def _measured_sections(bandwidth: float) -> list[Section]:
     """The operators without a fraction: the line through the points of one H200, its slope as many times as steep as
     the card's copy bandwidth is lower."""
     found = []
-    for name, rows in honesty.points()["memory"].items():
+    for name, rows in fit_uncertainty.points()["memory"].items():
         op, _, variant = name.partition(" ")
         if op in FRACTIONS or op.startswith("softmax"):
             continue

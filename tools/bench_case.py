@@ -1,4 +1,4 @@
-"""One case of `kernels.bench`; its contestants: eager PyTorch, torch.compile, and Liger when it is installed."""
+"""One case of `tools.bench`; its contestants: eager PyTorch, torch.compile, and Liger when it is installed."""
 
 from __future__ import annotations
 

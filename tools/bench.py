@@ -1,7 +1,7 @@
 """Measures every kernel beside eager PyTorch, torch.compile and Liger, as a share of the copy bandwidth of the same
 run.
 
-    python -m kernels.bench [GROUP ...] [--json FILE] [--no-peers]
+    python -m tools.bench [GROUP ...] [--json FILE] [--no-peers]
 
 Prints one line a contestant: time (median), share of the copy bandwidth (or TFLOP/s), the target and whether it is
 met; then host and device time of small calls. The JSON holds the same with 20th and 80th percentiles, bytes, versions
@@ -23,11 +23,11 @@ from typing import Any
 import torch
 from torch._functorch import config as functorch_config
 
-from kernels.bench_case import PEERS, Case
-from kernels.bench_cases import GROUPS
-from kernels.bench_host import small_calls
 from kernels.launch import HAS_TRITON, triton
 from kernels.timing import Time, copy_tb_s, host_us, kernel_ms, peak_gib, warm_ms
+from tools.bench_case import PEERS, Case
+from tools.bench_cases import GROUPS
+from tools.bench_host import small_calls
 
 HOST_TARGET_US = 40.0
 
@@ -108,7 +108,7 @@ def environment() -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit code 0, or 2 without a GPU."""
-    parser = argparse.ArgumentParser(prog="python -m kernels.bench", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.bench", description=__doc__.splitlines()[0])
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)}, host (default: all)")
     parser.add_argument("--json", type=Path, help="write the measurements here")
     parser.add_argument("--no-peers", action="store_true", help="measure only our kernels")
@@ -119,7 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"unknown group {', '.join(sorted(unknown))}; accepted: {', '.join(GROUPS)}, host")
     if not (torch.cuda.is_available() and HAS_TRITON):
         print(
-            "kernels.bench needs a CUDA device and triton; `windtunnel calibrate` measures the references on a CPU",
+            "tools.bench needs a CUDA device and triton; `windtunnel calibrate` measures the references on a CPU",
             file=sys.stderr,
         )
         return 2
@@ -154,17 +154,14 @@ def run_group(group: str, result: dict[str, Any]) -> None:
 
 
 def run_small_calls(result: dict[str, Any]) -> None:
-    """The same for host and device time of small calls. Names in brackets are there to compare with; a backward of
-    autograd's runs on a thread of its own, which no graph captures."""
+    """The same for host and device time of small calls. Names in brackets are there to compare with."""
     for name, call in small_calls().items():
-        device_us = None if name.endswith("backward, autograd)") else warm_ms(call) * 1e3
-        issue_us = host_us(call)
+        device_us, issue_us = warm_ms(call) * 1e3, host_us(call)
         row = {"operator": name, "host_us": issue_us, "device_us": device_us, "target_host_us": HOST_TARGET_US}
         result["small_calls"].append(row)
         met = "met" if issue_us <= HOST_TARGET_US else "MISSED"
         verdict = "" if name.startswith("(") else f"  target {HOST_TARGET_US:.0f} us: {met}"
-        device = "" if device_us is None else f"  device {device_us:6.2f} us"
-        print(f"small call: {name:30s} host {issue_us:6.1f} us{device}{verdict}", flush=True)
+        print(f"small call: {name:30s} host {issue_us:6.1f} us  device {device_us:6.2f} us{verdict}", flush=True)
 
 
 def save(result: dict[str, Any], path: Path | None) -> None:

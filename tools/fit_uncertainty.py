@@ -19,13 +19,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from calibration import published, schema, tables
+from calibration import schema, tables
 from calibration.collectives import Geometry
 from calibration.kernel_times import KernelTimes
 from calibration.lookup import Line
 from plan.program import KernelCall
+from tools import published_rows as published
 
-POINTS = Path(__file__).parent / "measured" / "h200-points.json"
+POINTS = Path(__file__).parents[1] / "calibration" / "measured" / "h200-points.json"
 REDUCE = {  # two publications of all-reduce on eight GPUs
     "a100-80gb": (("nccl-0535", "nccl-0545"), ("nccl-0189", "nccl-0208")),
     "h100": (("nccl-0004", "nccl-0032"), ("nccl-0169", "nccl-0188")),

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from kernels import activations, adamw, crossentropy, functional, norms, rotary
-from kernels.bench_case import liger_function
+from kernels import activations, adamw, crossentropy, norms, rotary
+from tools.bench_case import liger_function
 
 Call = Callable[[], object]
 
@@ -29,8 +29,7 @@ def small_calls() -> dict[str, Call]:
     p, m, v, g = (torch.rand(65536, device="cuda") for _ in range(4))
     step = adamw.AdamWStep(1e-4, 2)
     out = torch.empty_like(x)
-    x_leaf, w_leaf, up_leaf = (t.clone().requires_grad_() for t in (x, w, residual))
-    y, h = functional.rms_norm(x_leaf, w_leaf, eps=1e-5)[0], functional.swiglu(x_leaf, up_leaf)
+    x_leaf, w_leaf = (t.clone().requires_grad_() for t in (x, w))
     liger = liger_function("liger_kernel.ops.rms_norm.LigerRMSNormFunction")
     peers: dict[str, Call] = {
         "(torch: add)": lambda: torch.add(x, residual, out=out),
@@ -51,9 +50,5 @@ def small_calls() -> dict[str, Call]:
         "rotary q + k": lambda: rotary.rotary_forward(q, k, cos, sin),
         "cross entropy": lambda: crossentropy.cross_entropy(logits, target, in_place=True),
         "adamw": lambda: adamw.adamw_step(p, m, v, g, step),
-        "rmsnorm forward, autograd": lambda: functional.rms_norm(x_leaf, w_leaf, eps=1e-5),
-        "swiglu forward, autograd": lambda: functional.swiglu(x_leaf, up_leaf),
-        "(rmsnorm backward, autograd)": lambda: torch.autograd.grad(y, [x_leaf, w_leaf], dy, retain_graph=True),
-        "(swiglu backward, autograd)": lambda: torch.autograd.grad(h, [x_leaf, up_leaf], dy, retain_graph=True),
         **peers,
     }

@@ -1,7 +1,8 @@
-"""The published measurements that come with the project (`calibration/published/*.csv`), as typed rows with their ids.
+"""The published measurements that fits are made of, as typed rows with their ids.
 
-Every row names its own source; `calibration/published/README.md` says what the columns mean and which rows to
-distrust. Fits select rows by id and record the ids; `runs.csv` is for validation and is not read here.
+Matmul and attention rates are in `tools/published/gemm.csv`; collectives are in `calibration/published/nccl.csv`, which
+`windtunnel validate` reads too. Every row names its own source; `calibration/published/README.md` says what the columns
+mean and which rows to distrust. Fits select rows by id and record the ids; nothing is fitted on `runs.csv`.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ import csv
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from pathlib import Path
 
 from calibration.collectives import wire_factor
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = {"gemm.csv": ROOT / "tools" / "published", "nccl.csv": ROOT / "calibration" / "published"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +151,5 @@ def _pick(name: str, ids: Iterable[str]) -> Iterator[dict[str, str]]:
 
 @cache
 def _table(name: str) -> dict[str, dict[str, str]]:
-    path = resources.files("calibration") / "published" / name
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = (FOLDERS[name] / name).read_text(encoding="utf-8").splitlines()
     return {row["id"]: row for row in csv.DictReader(lines)}

@@ -1,5 +1,5 @@
 # ruff: noqa: B023  (a case is measured before its generator moves on, so its closures see the values they were made with)
-"""What `kernels.bench` measures: each operator at its shapes, ours beside eager PyTorch, torch.compile and Liger.
+"""What `tools.bench` measures: each operator at its shapes, ours beside eager PyTorch, torch.compile and Liger.
 
 A case names the operator, its size, the bytes a perfect pass moves (each input read once, each output written once)
 or the FLOPs where the work is matrix products, the target, and the contestants as functions without arguments.
@@ -14,10 +14,10 @@ import torch
 from torch.nn import functional as F
 
 from kernels import activations, norms, residual, rotary
-from kernels import bench_cases_flat as flat
-from kernels.bench_case import ELEMENTS, Call, Case, add_peer, add_torch, backward_of, bf16, compiled_of, liger_function
 from kernels.random import Dropout
 from kernels.reference_layer import Mask
+from tools import bench_cases_flat as flat
+from tools.bench_case import ELEMENTS, Call, Case, add_peer, add_torch, backward_of, bf16, compiled_of, liger_function
 
 Tensor = torch.Tensor
 

@@ -1,15 +1,16 @@
 # ruff: noqa: B023  (as in bench_cases.py)
-"""Cases of `kernels.bench` beyond the pointwise ones: optimizer, losses, flat buffers, attention."""
+"""Cases of `tools.bench` beyond the pointwise ones: optimizer, losses, flat buffers, attention."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch.nn import functional as F
 
-from kernels import adamw, attention, checksum, crossentropy, delta, linear_crossentropy, onebit
-from kernels.bench_case import Call, Case, add_peer, add_torch, bf16, compiled_of, liger_function
+from kernels import adamw, checksum, crossentropy, delta, linear_crossentropy, onebit, reference_attention
+from tools.bench_case import Call, Case, add_peer, add_torch, bf16, compiled_of, liger_function
 
 Tensor = torch.Tensor
 
@@ -134,18 +135,19 @@ def flat_buffers() -> Iterator[Case]:
 
 
 def attentions() -> Iterator[Case]:
+    """Torch's fused kernels, as the trainer's pieces call them."""
     for batch, length in ((8, 2048), (2, 8192)):
         q, k, v, dout = (
             bf16(b, t, heads, 128).transpose(1, 2) for b, t, heads in [(batch, length, h) for h in (32, 8, 8, 32)]
         )
         flops = 2.0 * batch * 32 * length * length * 128  # causal: half of 4·B·H·T²·D
-        forward: dict[str, Call] = {"ours": lambda: attention.attention_forward(q, k, v)}
-        done = attention.attention_forward(q, k, v)
-        backward: dict[str, Call] = {"ours": lambda: attention.attention_backward(dout, q, k, v, done)}
-        flash = attention.attention_forward(q, k, v, backend="flash")
-        forward["flash"] = lambda: attention.attention_forward(q, k, v, backend="flash")
-        backward["flash"] = lambda: attention.attention_backward(dout, q, k, v, flash)
+        forward: dict[str, Call] = {}
+        backward: dict[str, Call] = {}
+        for who, variant in (("ours", "cudnn"), ("flash", "flash")):
+            saved = reference_attention.attention_forward(q, k, v, variant)
+            forward[who] = partial(reference_attention.attention_forward, q, k, v, variant)
+            backward[who] = partial(reference_attention.attention_backward, dout, q, k, v, *saved, variant)
         forward["eager"] = lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         label = f"{batch}x{length}x32/8x128 causal bf16"
-        yield Case("attention forward", label, forward, flops=flops, notes={"backend": done.backend})
-        yield Case("attention backward", label, backward, flops=2.5 * flops, notes={"backend": done.backend})
+        yield Case("attention forward", label, forward, flops=flops, notes={"backend": "cudnn"})
+        yield Case("attention backward", label, backward, flops=2.5 * flops, notes={"backend": "cudnn"})

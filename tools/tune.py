@@ -1,6 +1,6 @@
 """Sweeps the launch configurations behind the tables of each operator's file; run on the device after a kernel changed.
 
-    python -m kernels.tune [NAME ...]      names: the keys of SWEEPS, all by default
+    python -m tools.tune [NAME ...]      names: the keys of SWEEPS, all by default
 
 Prints, for each operator and width, the configurations from fastest to slowest as a share of the copy bandwidth
 measured in the same run. The winner is written into the table by hand: a launch configuration is part of the source,
@@ -22,7 +22,7 @@ from kernels.launch import HAS_TRITON
 from kernels.timing import copy_tb_s, kernel_ms
 
 ELEMENTS = 2**28
-"""Elements of the large tensors, as in `kernels.bench`."""
+"""Elements of the large tensors, as in `tools.bench`."""
 
 
 def _rank(name: str, copy: float, bytes_: float, runs: Mapping[str, Callable[[], object]], keep: int = 7) -> None:
@@ -217,7 +217,7 @@ def main(names: list[str]) -> int:
         print(f"unknown sweep {', '.join(unknown)}; accepted: {', '.join(SWEEPS)}", file=sys.stderr)
         return 2
     if not (torch.cuda.is_available() and HAS_TRITON):
-        print("kernels.tune needs a CUDA device and triton", file=sys.stderr)
+        print("tools.tune needs a CUDA device and triton", file=sys.stderr)
         return 2
     copy = copy_tb_s()
     print(f"{torch.cuda.get_device_name()}: copy {copy:.2f} TB/s")

@@ -1,6 +1,6 @@
 """Fits of GEMM and attention models on published rows: few parameters, each with bounds a microbenchmark would set.
 
-`fits.search` minimises the mean absolute log error (the rows have outliers) from a coarse grid; a parameter that ends
+`search` minimises the mean absolute log error (the rows have outliers) from a coarse grid; a parameter that ends
 on a bound raises, because then the model explains with it what it should explain otherwise.
 """
 
@@ -10,11 +10,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from calibration import fits
-from calibration.fits import Bounds, Fit
 from calibration.forms import AttentionForm, Tile, TileForm
-from calibration.published import AttentionRow, GemmRow
 from plan.program import DTYPE_BYTES
+from tools.fit_search import Bounds, Fit, search
+from tools.published_rows import AttentionRow, GemmRow
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 HOPPER_TILES = (*TILES, (192, 192), (128, 192), (192, 128), (320, 128), (128, 320))  # by the names of its kernels
@@ -55,7 +54,7 @@ def fit_gemm(chip: Chip, rows: Sequence[GemmRow], fixed: dict[str, float], bound
         form = tile_form(chip, **(fixed | values))
         return [form.seconds(row_bytes(row), row.batch, row.m, row.n, row.k) for row in rows]
 
-    return fits.search(predicted, [row.seconds for row in rows], bounds)
+    return search(predicted, [row.seconds for row in rows], bounds)
 
 
 def attention_form(chip: Chip, rate: float, short_s: float, narrow_d: float, launch_s: float) -> AttentionForm:
@@ -88,7 +87,7 @@ def fit_attention(
     def measured(row: AttentionRow) -> float:
         return causal_flops(row, 7.0 if row.passes == "forward+backward" else 2.0) / row.flops_per_s
 
-    return fits.search(predicted, [measured(row) for row in rows], bounds)
+    return search(predicted, [measured(row) for row in rows], bounds)
 
 
 def backward_ratio(pairs: Sequence[tuple[float, float]]) -> float:

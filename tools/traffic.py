@@ -4,7 +4,7 @@
 reference is executed once on the CPU under a dispatch mode that counts, for each operation that is no view, its inputs
 and outputs. The ratio to the operator's least bytes is the extra traffic of not fusing.
 
-    python -m calibration.traffic       # the tables that `fit_sections.EAGER` and `workspace.EAGER` hold
+    python -m tools.traffic       # the tables that `fit_sections.EAGER` and `fit_workspace.EAGER` hold
 
 What it allocates on the way counts too: the temporaries alive at once, which no buffer of a program holds.
 """
