@@ -5,7 +5,7 @@ run.
 
 Prints one line a contestant: time (median), share of the copy bandwidth (or TFLOP/s), the target and whether it is
 met; then host and device time of small calls. The JSON holds the same with 20th and 80th percentiles, bytes, versions
-and the git revision; the one of record is calibration/measured/h200-kernels.json. Method: kernels/timing.py.
+and the git revision; the one of record is calibration/measured/h200-kernels.json. Method: calibration/timing.py.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Any
 import torch
 from torch._functorch import config as functorch_config
 
+from calibration.timing import Time, copy_tb_s, host_us, kernel_ms
 from kernels.launch import HAS_TRITON, triton
-from kernels.timing import Time, copy_tb_s, host_us, kernel_ms, peak_gib, warm_ms
-from tools.bench_case import PEERS, Case
+from tools.bench_case import PEERS, Case, peak_gib
 from tools.bench_cases import GROUPS
-from tools.bench_host import small_calls
+from tools.bench_host import small_calls, warm_ms
 
 HOST_TARGET_US = 40.0
 

@@ -74,3 +74,15 @@ def add_torch(calls: dict[str, Call], plain: Function, compiled: Function, use: 
     """Eager PyTorch and torch.compile of one function, as `use` makes a call of it."""
     add_peer(calls, "eager", partial(use, plain))
     add_peer(calls, "compile", partial(use, compiled))
+
+
+def peak_gib(call: Callable[[], object]) -> float:
+    """Peak memory that `call` allocates above what is held before it, its results included."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    kept = call()
+    torch.cuda.synchronize()
+    del kept
+    return (torch.cuda.max_memory_allocated() - before) / 2**30

@@ -3,7 +3,7 @@
 
 A case names the operator, its size, the bytes a perfect pass moves (each input read once, each output written once)
 or the FLOPs where the work is matrix products, the target, and the contestants as functions without arguments.
-Backwards of the peers are `torch.autograd.grad` on a retained graph, their kernels alone (kernels/timing.py).
+Backwards of the peers are `torch.autograd.grad` on a retained graph, their kernels alone (calibration/timing.py).
 """
 
 from __future__ import annotations

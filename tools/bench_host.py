@@ -3,6 +3,7 @@ model)."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 
 import torch
@@ -52,3 +53,34 @@ def small_calls() -> dict[str, Call]:
         "adamw": lambda: adamw.adamw_step(p, m, v, g, step),
         **peers,
     }
+
+
+def _capture(call: Callable[[], object], copies: int = 1) -> Callable[[], object]:
+    """A replayable graph of `copies` of `call`."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(copies):
+            kept = call()
+    del kept
+    return graph.replay
+
+
+def warm_ms(call: Callable[[], object], copies: int = 20) -> float:
+    """Device time of one `call` in a graph of `copies` of it."""
+    run = _capture(call, copies)
+    best = []
+    for _ in range(10):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        best.append(start.elapsed_time(end) / copies)
+    return statistics.median(best)

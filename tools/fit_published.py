@@ -1,5 +1,5 @@
-"""Makes the shipped profiles a100-80gb, h100 and h200 from stated rows of the published data. The results are
-committed:
+"""Makes the shipped profiles a100-80gb, h100 and h200-published from stated rows of the published data, and what h200,
+measured on one machine, borrows of the last. The results are committed:
 
     python -m tools.fit_published
 
@@ -17,7 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from calibration import measured, schema
+from calibration.calibrate import LINKS, MEASURED_BY
 from calibration.write import write_profile
 from plan.ops import bytes_of
 from plan.program import KernelCall
@@ -35,6 +38,7 @@ COMMENT = (
     "Made by `python -m tools.fit_published`; sources name rows of calibration/published/nccl.csv and "
     "tools/published/gemm.csv."
 )
+MEASURED = MEASURED_BY.format(base="h200-published")
 FOLDER = Path(__file__).parents[1] / "calibration" / "profiles"
 
 
@@ -329,14 +333,24 @@ def _profile(name: str, memory: float, sources: Section, memory_rows: list[str],
     }  # fmt: skip
 
 
+def h200_measured(shipped: Path = FOLDER / "h200.yaml") -> Section:
+    """H200 as one machine measured it: its points stay, what it borrows of `h200` (forms of products among it) is made
+    anew."""
+    data = yaml.safe_load(shipped.read_text(encoding="utf-8"))
+    own = {key: source for key, source in data["sources"].items() if key in (measured.SOURCE, LINKS)}
+    links = [entry for entry in data["collectives"] if entry["source"] in own]
+    kept = {key: part for key, part in data.items() if key not in measured.KEPT}
+    return measured.borrowed(kept | {"sources": own, "collectives": links}, h200())
+
+
 def write_all(folder: Path = FOLDER) -> list[Path]:
     """Fit, check and write every shipped profile. Returns the files."""
     written = []
-    for make in (a100, h100, h200):
+    for make, comment in ((a100, COMMENT), (h100, COMMENT), (h200, COMMENT), (h200_measured, MEASURED)):
         data = make()
         schema.check(data, data["name"])
         path = folder / f"{data['name']}.yaml"
-        write_profile(data, path, COMMENT)
+        write_profile(data, path, comment)
         written.append(path)
     return written
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
+from calibration.timing import copy_tb_s, kernel_ms
 from kernels import activations, adamw, crossentropy, crossentropy_columns, norms, rotary
 from kernels.launch import HAS_TRITON
-from kernels.timing import copy_tb_s, kernel_ms
 
 ELEMENTS = 2**28
 """Elements of the large tensors, as in `tools.bench`."""

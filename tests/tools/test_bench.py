@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.timing import Time
+from calibration.timing import Time
 from tools import bench
 from tools.bench_case import Case
 

@@ -3,29 +3,26 @@
 One process a GPU. A collective is called as the trainer calls it: on the group's backend, in the current stream, with
 torch's flight recorder off. Its device time is that of one in a row of them between two events, behind a head start for
 the host, the slowest rank counting. Its host time is that of issuing a small one with all that an instruction of
-another stream needs: a switch there and back, the wait before it and the event after it. Started by `calibrate_cuda`
-where more than one GPU is visible.
+another stream needs: a switch there and back, the wait before it and the event after it.
+
+    points, issue_s = measure(Nccl(ranks))      # where more than one GPU is visible
 """
 
 from __future__ import annotations
 
 import os
-import queue
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, ReduceScatterOptions
 
+from calibration import comm_bench
 from calibration.comm_bench import CommPoint
-from calibration.cuda_bench import Event, switch
-from calibration.timing import Timed
+from calibration.timing import Event, Timed, switch
 
 SIZES = tuple(1 << power for power in range(12, 30, 2))  # 4 KiB to 256 MiB
 INSTRUCTIONS = {"all_reduce": "AR", "all_gather": "AG", "reduce_scatter": "RS", "send": "SEND"}
@@ -33,36 +30,41 @@ INSTRUCTIONS = {"all_reduce": "AR", "all_gather": "AG", "reduce_scatter": "RS", 
 IN_A_ROW = 20
 HEAD_START_CYCLES = 4_000_000  # about 2 ms, in which the host issues the row
 BATCHES = 5
-WAIT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
-    """What was measured: points by operation and bytes of the full tensor; host seconds by kind of instruction."""
+class Nccl:
+    """The links between `ranks` GPUs of this machine."""
 
     ranks: int
-    points: list[CommPoint]
-    issue_s: dict[str, float]
+    sizes: tuple[int, ...] = SIZES
+    backend: ClassVar[str] = "nccl"
+
+    def open(self, rank: int) -> None:
+        """This rank's GPU; no multicast and no flight recorder, as in the trainer."""
+        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
+        torch.cuda.set_device(rank)
+
+    def measured(self, rank: int, group: Any) -> tuple[dict[tuple[str, int], list[float]], dict[str, float]]:
+        """(device seconds of each batch by operation and bytes, host seconds by kind of instruction)."""
+        backend = group._get_backend(torch.device("cuda"))
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        times, issue_s = {}, {}
+        for op, kind in INSTRUCTIONS.items():
+            for size in self.sizes:
+                times[op, size] = _device_s(_call(op, size, rank, self.ranks, backend), stream)
+            issue_s[kind] = _host_s(_call(op, self.sizes[0], rank, self.ranks, backend), stream)
+        return times, issue_s
 
 
-def measure(ranks: int, sizes: Sequence[int] = SIZES) -> Links:
-    """Run one process on each of `ranks` GPUs. Raises what a process raised."""
-    context = mp.get_context("spawn")
-    results = context.Queue()
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = (ranks, f"file://{folder}/rendezvous", tuple(sizes), results)
-        started = mp.spawn(_process, arguments, nprocs=ranks, join=False)  # type: ignore[no-untyped-call]
-        found: list[tuple[dict[tuple[str, int], list[float]], dict[str, float]]] = []
-        while len(found) < ranks:
-            try:
-                found.append(results.get(timeout=1.0))
-            except queue.Empty:
-                started.join(timeout=0.0)  # raises when a process has died
-        while not started.join():
-            pass
+def measure(links: Nccl) -> tuple[list[CommPoint], dict[str, float]]:
+    """(points by operation and bytes of the full tensor, host seconds by kind of instruction). Raises what a process
+    raised."""
+    found = comm_bench.measure(links)
     points = [CommPoint(op, "*", size, _slowest([times[op, size] for times, _ in found])) for op, size in found[0][0]]
     issue_s = {kind: max(host[kind] for _, host in found) for kind in found[0][1]}
-    return Links(ranks, points, issue_s | {"RECV": issue_s["SEND"]})
+    return points, issue_s | {"RECV": issue_s["SEND"]}
 
 
 def _slowest(ranks: Sequence[Sequence[float]]) -> Timed:
@@ -70,25 +72,6 @@ def _slowest(ranks: Sequence[Sequence[float]]) -> Timed:
     median_s = batches[len(batches) // 2]
     spread = (batches[-1] - batches[0]) / 2 / median_s
     return Timed(median_s, spread, len(batches), len(batches), median_s)
-
-
-def _process(rank: int, ranks: int, init: str, sizes: tuple[int, ...], results: Any) -> None:
-    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
-    torch.cuda.set_device(rank)
-    limit = timedelta(seconds=WAIT_S)
-    dist.init_process_group("nccl", init_method=init, rank=rank, world_size=ranks, timeout=limit)
-    joined = dist.new_group(list(range(ranks)), timeout=limit, backend="nccl")
-    group = joined._get_backend(torch.device("cuda"))
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    times, issue_s = {}, {}
-    for op, kind in INSTRUCTIONS.items():
-        for size in sizes:
-            times[op, size] = _device_s(_call(op, size, rank, ranks, group), stream)
-        issue_s[kind] = _host_s(_call(op, sizes[0], rank, ranks, group), stream)
-    results.put((times, issue_s))
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def _call(op: str, size: int, rank: int, ranks: int, group: Any) -> Callable[[], object]:

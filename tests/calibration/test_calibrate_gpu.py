@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from calibration import calibrate_cuda, cuda_bench, cuda_grid
-from calibration.microbench import KernelPoint
+from calibration import calibrate, grid, microbench
+from calibration.calibrate import calibrate_gpu
+from calibration.microbench import Cuda, KernelPoint
 from calibration.profile import load_profile
 from calibration.timing import Timed
 from kernels.registry import POINTWISE
@@ -17,60 +18,60 @@ from plan.program import KernelCall
 
 
 def test_every_memory_bound_operator_is_measured() -> None:
-    measured = {call.op for call in cuda_grid.memory_calls(frozenset(POINTWISE))}
+    measured = {call.op for call in grid.gpu_memory_calls(frozenset(POINTWISE))}
     assert measured == {name for name, operator in OPERATORS.items() if operator.kind == "memory"}
 
 
 def test_products_come_in_the_three_layouts_of_a_step() -> None:
-    calls = [c for c in cuda_grid.gemm_calls() if c.op == "gemm"]
+    calls = [c for c in grid.gpu_gemm_calls() if c.op == "gemm"]
     assert {c.variant for c in calls} == {"nt", "nn", "tn+acc32"}
-    assert all(flops_of(c) <= cuda_grid.LARGEST_FLOPS for c in calls)
+    assert all(flops_of(c) <= grid.LARGEST_FLOPS for c in calls)
     assert len({(c.shape, c.dtype, c.variant) for c in calls}) == len(calls)
 
 
 def test_compiled_operators_get_few_shapes() -> None:
-    few = [c for c in cuda_grid.memory_calls(frozenset(POINTWISE)) if c.op == "swiglu_forward"]
-    many = [c for c in cuda_grid.memory_calls(frozenset()) if c.op == "swiglu_forward"]
+    few = [c for c in grid.gpu_memory_calls(frozenset(POINTWISE)) if c.op == "swiglu_forward"]
+    many = [c for c in grid.gpu_memory_calls(frozenset()) if c.op == "swiglu_forward"]
     assert len(few) == 3 < len(many)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="speaks of a machine without a GPU")
 def test_without_a_gpu_the_message_says_what_to_do() -> None:
     with pytest.raises(InputError, match="no GPU is visible.*calibrate.*doctor"):
-        cuda_bench.require_gpu()
+        microbench.require_gpu()
 
 
 SLOW = {"eager": 4.0, "compiled": 1.5, "triton": 1.0}
 
 
-def pretend(calls: Iterable[KernelCall], kernels: str, budget_ms: float = 25.0) -> Iterator[KernelPoint]:
-    """A GPU of 1 TB/s and 100 TFLOP/s whose pointwise kernels are as good as `kernels` makes them."""
+def pretend(gpu: Cuda, calls: Iterable[KernelCall]) -> Iterator[KernelPoint]:
+    """A GPU of 1 TB/s and 100 TFLOP/s whose pointwise kernels are as good as its kind of kernels makes them."""
     for call in calls:
-        factor = SLOW[kernels] if OPERATORS[call.op].kind == "memory" else 1.0
+        factor = SLOW[gpu.kernels] if OPERATORS[call.op].kind == "memory" else 1.0
         seconds = (5e-6 + bytes_of(call) / 1e12 + flops_of(call) / 1e14) * factor
         yield KernelPoint(call, 0, Timed(seconds, 0.01, 7, 7, seconds))
 
 
 @pytest.fixture
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_bench, "require_gpu", lambda: torch.device("cpu"))
-    monkeypatch.setattr(cuda_bench, "measure", pretend)
-    monkeypatch.setattr(
-        cuda_bench, "issue_costs", lambda calls, kernels: {call.op: 1e-6 * SLOW[kernels] for call in calls}
-    )
-    monkeypatch.setattr(cuda_bench, "issue_s", lambda: 2e-6)
-    monkeypatch.setattr(cuda_bench, "graph_node_s", lambda: 5e-7)
-    monkeypatch.setattr(cuda_bench, "context_bytes", lambda: 2**29)
-    device = {
+    found = {
+        "points": pretend, "issue_costs": lambda gpu, calls: {call.op: 1e-6 * SLOW[gpu.kernels] for call in calls},
+        "instruction_s": lambda gpu: 2e-6, "graph_node_s": lambda gpu: 5e-7, "context_bytes": lambda gpu: 2**29,
+    }  # fmt: skip
+    for name, answer in found.items():
+        monkeypatch.setattr(Cuda, name, answer)
+    about = {
         "versions": {}, "machine": {"gpu": "pretended", "units": 132}, "probe": {"launch_s": 7e-6},
         "copies": [{"source": "here", "kind": "h2d", "launch_s": 1e-5, "bytes_per_s": 5e10}],
     }  # fmt: skip
-    monkeypatch.setattr(calibrate_cuda, "_device", lambda: device)
+    monkeypatch.setattr(calibrate, "require_gpu", lambda: torch.device("cpu"))
+    monkeypatch.setattr(calibrate, "_about_gpu", lambda: about)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
 
 
 def test_a_gpu_is_measured_under_each_kind_of_kernels(a_gpu: None, tmp_path: Path) -> None:
     """Products and attention once; a plan's kernels choose among the others, on the device and on the host."""
-    path = calibrate_cuda.calibrate_cuda(tmp_path / "gpu.yaml", "h200-published", ("eager", "triton"))
+    path = calibrate_gpu(tmp_path / "gpu.yaml", "h200-published", ("eager", "triton"))
     profile = load_profile(path)
     assert profile.kernel_kinds == ("triton", "eager")
     assert {part.kernels for part in (*profile.file.gemm, *profile.file.attention)} == {"*"}
@@ -87,17 +88,17 @@ def test_a_gpu_is_measured_under_each_kind_of_kernels(a_gpu: None, tmp_path: Pat
 
 
 def test_what_was_measured_survives_a_time_limit(a_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def cut_off(calls: Iterable[KernelCall], kernels: str, budget_ms: float = 25.0) -> Iterator[KernelPoint]:
-        if kernels == "triton":
+    def cut_off(gpu: Cuda, calls: Iterable[KernelCall]) -> Iterator[KernelPoint]:
+        if gpu.kernels == "triton":
             raise TimeoutError
-        return pretend(calls, kernels)
+        return pretend(gpu, calls)
 
-    monkeypatch.setattr(cuda_bench, "measure", cut_off)
+    monkeypatch.setattr(Cuda, "points", cut_off)
     with pytest.raises(TimeoutError):
-        calibrate_cuda.calibrate_cuda(tmp_path / "gpu.yaml", "h200-published", ("compiled", "triton"))
+        calibrate_gpu(tmp_path / "gpu.yaml", "h200-published", ("compiled", "triton"))
     assert load_profile(tmp_path / "gpu.yaml").kernel_kinds == ("compiled",)
 
 
 def test_attention_of_two_libraries_stays_apart(a_gpu: None, tmp_path: Path) -> None:
-    profile = load_profile(calibrate_cuda.calibrate_cuda(tmp_path / "gpu.yaml", "h200-published"))
+    profile = load_profile(calibrate_gpu(tmp_path / "gpu.yaml", "h200-published"))
     assert {part.variant for part in profile.file.attention} == {"flash", "cudnn"}
