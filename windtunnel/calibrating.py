@@ -55,11 +55,11 @@ def measure_gpu(path: Path | None, base: str, kernels: str, progress: Progress |
     target = path or Path("gpu.yaml")
     _check_target(target, "gpu")
     try:
-        from calibration.calibrate_cuda import calibrate_cuda
+        from calibration.calibrate import calibrate_gpu
     except ModuleNotFoundError as error:
         raise _needs(error) from None
     try:
-        return calibrate_cuda(target, base, names, progress or (lambda what, done, of: None))
+        return calibrate_gpu(target, base, names, progress or (lambda what, done, of: None))
     except OSError as error:
         raise _unwritten(target, error) from None
 
