@@ -15,7 +15,6 @@ processes (the slower counts):
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 from collections.abc import Sequence
@@ -160,7 +159,6 @@ class Gloo:
         torch.set_num_threads(1)
         keep_freed_memory()
         warnings.simplefilter("ignore", FutureWarning)
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
     def measured(self, rank: int, group: Any) -> tuple[list[list[Rehearsal]], Sharing]:
         """(rehearsals of each case, sharing of the cores)."""

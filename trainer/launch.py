@@ -29,6 +29,7 @@ from plan.sound import compile_proved
 from trainer.data import cache_folder, open_data
 from trainer.heartbeat import Silence, Watch, silent_s
 from trainer.log import kept, plain
+from trainer.nonfinite import NotFinite
 from trainer.processes import run_processes
 from trainer.run import check_trainable
 from trainer.status import read
@@ -125,6 +126,9 @@ def _explained(
     lost = next(((rank, text) for rank, text in said.items() if text.startswith("disk: ")), None)
     if lost is not None:
         return RankFailed(unwritten(folder, *lost))
+    stopped = [text.removeprefix("stop: ") for text in said.values() if text.startswith("stop: ")]
+    if stopped:  # every rank found the same
+        return NotFinite(f"{stopped[0]}; {folder} holds what was trained")
     first = _first(exits, said) if silence is None else silence.rank
     how = _how(exits.get(first), said.get(first, "")) if silence is None else _silent(silence)
     places = [f"  {where(folder, rank, compile_run(run))}" for rank in range(run.plan.world)]

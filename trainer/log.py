@@ -2,7 +2,7 @@
 
 Only rank 0 writes, whole lines at once. Keys of a step: `step` (from 0), `loss`, `grad_norm` (before clipping), `lr`,
 `step_time_s`, `tokens_per_s`, `mfu` (null where no data sheet states the device's peak), `peak_allocated_gib` (this
-rank's), `recorded`.
+rank's), `recorded`, `skipped` (steps so far that `train.nonfinite` left out).
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class RunLog:
             "mfu": None if self._peak is None else flops / result.time_s / self._peak,
             "peak_allocated_gib": peak_bytes / GIB,
             "recorded": recorded,
+            "skipped": result.skipped,
         }
         self._append(self._steps, json.dumps(line, allow_nan=False))
         return line
