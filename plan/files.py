@@ -187,7 +187,7 @@ def _unreadable(value: object, path: str, depth: int) -> Iterator[str]:
     elif isinstance(value, list | tuple | set):
         inner = [(f"{path}[{number}]", part) for number, part in enumerate(value)]
     elif isinstance(value, int | float):
-        if abs(value) > LARGEST and not math.isinf(value):  # infinity is said with the rule of its key
+        if (abs(value) > LARGEST) and value not in (math.inf, -math.inf):  # infinity is said with the rule of its key
             yield f"{path or 'its value'}: {shown(value)} {TOO_LARGE}"
         return
     elif isinstance(value, str):
