@@ -18,7 +18,7 @@ from plan.nearest import did_you_mean, shown
 from plan.ops import OPERATORS
 
 Time = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, le=1e24, allow_inf_nan=False)]
+Positive = Annotated[float, Field(ge=1e-18, le=1e24, allow_inf_nan=False)]  # what follows from two such is finite
 Factor = Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
 Some = Annotated[int, Field(ge=1, le=10**12)]
