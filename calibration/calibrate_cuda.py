@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from calibration import cuda_bench, cuda_comm, cuda_grid, fits, measured, schema, tables
 from calibration.host import GRAPH
@@ -29,6 +28,7 @@ from calibration.profile import kernel_class
 from calibration.profile_paths import profile_path
 from calibration.write import write_profile
 from kernels.registry import POINTWISE
+from plan.files import parse_yaml, text_of
 from plan.program import KernelCall
 
 Progress = Callable[[str, int, int], None]
@@ -61,7 +61,8 @@ def calibrate_cuda(
     are taken from; `every` thins the grid (tests)."""
     cuda_bench.require_gpu()
     torch.manual_seed(0)
-    borrowed = yaml.safe_load(Path(profile_path(base)).read_text(encoding="utf-8"))
+    path_of_base = profile_path(base)
+    borrowed = parse_yaml(text_of(path_of_base), str(path_of_base))
     found = _Measured(_device(), _links(progress))
     shared = [*cuda_grid.gemm_calls(), *cuda_grid.attention_calls(ATTENTION), *_memory(ANY)]
     _measure(found, ANY, "products, attention, shared operators", shared[::every], progress)

@@ -19,6 +19,8 @@ from plan.ops import OPERATORS
 
 Time = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Positive = Annotated[float, Field(ge=1e-18, le=1e24, allow_inf_nan=False)]  # what follows from two such is finite
+Known = Annotated[float, Field(ge=0, le=1e24, allow_inf_nan=False)]
+Sigma = Annotated[float, Field(ge=0, le=4, allow_inf_nan=False)]  # over 120 octaves e^x still is a number
 Factor = Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
 Some = Annotated[int, Field(ge=1, le=10**12)]
@@ -36,13 +38,13 @@ class SourceFile(_Part):
     text: str
     rows: list[str] = []
     date: str = ""
-    parameters: dict[str, Time] = {}
-    residuals: dict[str, Time] = {}
+    parameters: dict[str, Known] = {}
+    residuals: dict[str, Known] = {}
 
 
 class _Sourced(_Part):
     source: str
-    sigma: Time = 0.0  # relative standard deviation of measured / predicted
+    sigma: Sigma = 0.0  # relative standard deviation of measured / predicted
 
 
 class _Kernel(_Sourced):

@@ -81,6 +81,7 @@ def _size(bytes_: int) -> str:
             return f"{bytes_ / (1 << unit):.4g} {name}"
     return f"{bytes_} bytes"
 
+
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 

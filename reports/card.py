@@ -37,7 +37,7 @@ def card_of(profile: str) -> str | None:
 
 
 def memory_gb_s(run: Run, profile: Profile) -> float | None:
-    """GB/s of the memory of the cluster's card, or of the profile's where that is more; None where no data sheet says."""
+    """GB/s of the memory of the cluster's card, or of the profile's where that is more; None where nobody says."""
     sheets = [_sheet(run.cluster.gpu), _sheet(card_of(profile.name) or "")]
     return max((sheet["memory_gb_s"] for sheet in sheets if "memory_gb_s" in sheet), default=None)
 
@@ -61,4 +61,4 @@ def _differences(run: Run, own: dict[str, Any], priced: dict[str, Any]) -> Itera
         yield f"the {precision} peak is {here:g} TFLOP/s here and {there:g} there ({here / there:.2f})"
     here, there = run.cluster.gpu_memory_gib, priced.get("memory_gib")
     if there and abs(here / there - 1) > ALIKE:
-        yield f"a card holds {here:g} GiB here and {there:g} there ({here / there:.2f}); the capacity is the cluster's own"
+        yield f"a card holds {here:g} GiB here and {there:g} there ({here / there:.2f})"

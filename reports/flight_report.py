@@ -95,8 +95,8 @@ def _refuse_infinite(run: Run, profile: Profile, cost: Cost, memory: Memory) -> 
     endless = [name for name, value in told.items() if not math.isfinite(value)]
     if endless:
         raise InputError(
-            f"the forecast's {', '.join(endless)} is infinite: a size, price or budget of cluster {run.cluster.name}, or "
-            f"a number of profile {profile.name}, is beyond anything real"
+            f"the forecast's {', '.join(endless)} is infinite: a size, price or budget of the run, or a "
+            f"number of profile {profile.name}, is beyond anything real"
         )
 
 

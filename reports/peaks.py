@@ -1,4 +1,4 @@
-"""Whether a forecast is faster than its card can be: then a price or a data sheet is wrong, and the forecast is refused.
+"""Whether a forecast is faster than its card can be: then a price or a data sheet is wrong, and it is refused.
 
 Asked of the whole step (hardware FLOPs by the `exact` count, whatever convention is printed) and of each operator's
 calls together, so that one wrong price is found in a step that is slow elsewhere. FLOPs are held against the cluster's
@@ -68,7 +68,7 @@ def _causes(run: Run, program: StepProgram, profile: Profile) -> Iterator[str]:
             yield f"profile {profile.name} prices {name}{how} at {rate:.4g} TFLOP/s, beyond the card's peak of {peak:g}"
         rate = found.large_bytes / max(found.large_seconds, 1e-300) / 1e9
         if limit_gb_s and rate > limit_gb_s * ROUNDING:
-            yield f"profile {profile.name} prices {name}{how} at {rate:.4g} GB/s, beyond the card's memory at {limit_gb_s:g}"
+            yield f"profile {profile.name} prices {name}{how} at {rate:.4g} GB/s, beyond the card's {limit_gb_s:g}"
 
 
 def _sums(program: StepProgram, profile: Profile) -> dict[tuple[str, str, str], _Sum]:

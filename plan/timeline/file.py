@@ -79,7 +79,7 @@ def load(path: str | Path) -> Timeline:
 def _content(scanner: Scanner) -> dict[str, Any]:
     """The keys of a file, columns as arrays."""
     content: dict[str, Any] = {}
-    for key in scanner.keys():
+    for key in scanner.fields():
         known = key in ("format", "version", "header", "words")
         content[key] = scanner.value() if known else _columns(scanner, key)
     scanner.end()
@@ -90,7 +90,7 @@ def _columns(scanner: Scanner, key: str) -> dict[str, NDArray[Any]]:
     if key != "columns":
         raise InputError(f"{scanner.where} has an unknown key {shown(key)}; {did_you_mean(key, KEYS)}")
     columns = {}
-    for name in scanner.keys():
+    for name in scanner.fields():
         if name not in COLUMNS:
             raise InputError(f"{scanner.where} has an unknown column {shown(name)}; {did_you_mean(name, COLUMNS)}")
         columns[name] = scanner.numbers()

@@ -2,7 +2,7 @@
 nothing is held that was not asked for.
 
     scanner = Scanner(chunks, "t.json.gz")
-    for key in scanner.keys():
+    for key in scanner.fields():
         found = scanner.numbers() if key == "times" else scanner.value()
 
 A number in an array takes 8 bytes and at least 2 in its text, so what is held follows what was unpacked. Other values
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
@@ -20,10 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plan.errors import InputError
-from plan.files import MAXIMUM_BYTES, refuse_long, refuse_unreadable
+from plan.files import MAXIMUM_BYTES, MAXIMUM_MARKS, refuse_long, refuse_unreadable
 from plan.nearest import shown
 
 SPACE = " \t\n\r"
+_SPACES = re.compile(r"[ \t\n\r]*")
 LONGEST_NUMBER = 1000  # characters
 
 
@@ -43,7 +45,7 @@ class Scanner:
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._text, self._at = "", 0
 
-    def keys(self) -> Iterator[str]:
+    def fields(self) -> Iterator[str]:
         """The keys of the object that begins here; take each one's value before asking for the next."""
         self._take("{")
         seen: set[str] = set()
@@ -64,19 +66,21 @@ class Scanner:
         """The whole value that begins here."""
         self._peek()
         while True:
+            held = len(self._text) - self._at
+            if held > MAXIMUM_MARKS:
+                refuse_long(self._text[self._at :], self.where, ",:[{")
             try:
                 value, end = _DECODER.raw_decode(self._text, self._at)
             except RecursionError:
                 self._fail("lists or objects are nested too deeply")
             except json.JSONDecodeError as error:
-                if len(self._text) - self._at > MAXIMUM_BYTES or not self._more():
+                if held > MAXIMUM_BYTES or not self._more(2 * held):
                     self._fail(error.msg)
                 continue
             except ValueError as error:  # NaN, a number of thousands of digits
                 self._fail(str(error).partition("; use sys.")[0])
             if end < len(self._text) or not self._more():  # a number may go on in the next piece
                 break
-        refuse_long(self._text[self._at : end], self.where, ",:[{")
         self._at = end
         refuse_unreadable(value, self.where)
         return value
@@ -122,8 +126,7 @@ class Scanner:
     def _peek(self) -> str:
         """The next character that is no space, or "" at the end."""
         while True:
-            while self._at < len(self._text) and self._text[self._at] in SPACE:
-                self._at += 1
+            self._at += len(_SPACES.match(self._text, self._at)[0])  # type: ignore[index]  # matches nothing too
             if self._at < len(self._text):
                 return self._text[self._at]
             if not self._more():
@@ -135,15 +138,20 @@ class Scanner:
             self._fail(f"{character!r} was expected, not {found!r}" if found else "the text ends too early")
         self._at += 1
 
-    def _more(self) -> bool:
-        """Read on; false at the end. What was taken is let go."""
-        content = next(self._chunks, b"")
-        try:
-            text = self._decoder.decode(content, final=not content)
-        except UnicodeDecodeError as error:
-            self._fail(f"byte {content[error.start] if error.start < len(content) else 0:#x} is not UTF-8")
-        self._text, self._at = self._text[self._at :] + text, 0
-        return bool(content)
+    def _more(self, least: int = 0) -> bool:
+        """Read on until `least` characters are held; false at the end. What was taken is let go."""
+        pieces = [self._text[self._at :]]
+        held = len(pieces[0])
+        while True:
+            content = next(self._chunks, b"")
+            try:
+                pieces.append(self._decoder.decode(content, final=not content))
+            except UnicodeDecodeError as error:
+                self._fail(f"it is not UTF-8: {error.reason}")
+            held += len(pieces[-1])
+            if held >= least or not content:
+                self._text, self._at = "".join(pieces), 0
+                return bool(content) or len(pieces) > 2
 
     def _fail(self, what: str) -> NoReturn:
         raise InputError(f"{self.where} is not a gzipped JSON file of this form: {what}") from None

@@ -1,5 +1,5 @@
-"""The file edge of what a run recorded, as pydantic models: the line of a step in steps.jsonl, the header of a timeline;
-and what a timeline's columns may hold."""
+"""The file edge of what a run recorded, as pydantic models: the line of a step in steps.jsonl, the header of a
+timeline; and what a timeline's columns may hold."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_operators_faster_than_the_memory_are_refused(tmp_path: Any) -> None:
     for entry in raw["memory"]:
         entry.update(points=[], bytes_per_s=3e12)
     (tmp_path / "p.yaml").write_text(yaml.safe_dump(raw))
-    assert "GB/s, beyond the card's memory at 2039" in refused(str(tmp_path / "p.yaml"))
+    assert "GB/s, beyond the card's 2039" in refused(str(tmp_path / "p.yaml"))
 
 
 def test_a_stand_in_is_named_where_its_price_is_impossible() -> None:
@@ -62,7 +62,9 @@ def test_a_stand_in_is_named_where_its_price_is_impossible() -> None:
 
 @pytest.mark.parametrize("cluster", [name for name in presets.names("clusters") if name != "cpu"])
 @pytest.mark.parametrize("model", ["gpt2-355m", "llama-3-8b", "gpt3-175b"])
-@pytest.mark.parametrize("plan", [{"zero_stage": 3, "micro_batch_size": 4}, {"tensor_parallel": 8, "kernels": "triton"}])
+@pytest.mark.parametrize(
+    "plan", [{"zero_stage": 3, "micro_batch_size": 4}, {"tensor_parallel": 8, "kernels": "triton"}]
+)
 def test_every_preset_is_possible(cluster: str, model: str, plan: dict[str, Any]) -> None:
     """Priced, not simulated: a step cannot be faster than its kernels."""
     run = load({"model": {"preset": model, "layers": 2}, "cluster": cluster, "plan": plan})

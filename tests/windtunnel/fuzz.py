@@ -3,17 +3,28 @@ doubled, bytes cut and overwritten. `python -m tests.windtunnel.fuzz KIND FIRST 
 
 import copy
 import gzip
+import io
 import json
+import os
 import random
+import shutil
 import sys
-from collections.abc import Callable
+import tempfile
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import pytest
+import typer
 import yaml
 
+from plan.errors import InputError
 from plan.run import load
 from tests.windtunnel.flights import profile_file, run_folder
+from windtunnel import cli
 
 ODD: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 3, 7, 10**6, 2**31, 2**32, 2**63, 10**18, 10**19, -(10**19), 10**400, 0.0, -0.0, 0.5,
@@ -160,7 +171,10 @@ def _json(tree: Any) -> bytes:
 
 
 def _yaml(tree: Any) -> bytes:
-    return yaml.dump(tree, allow_unicode=True).encode("utf-8", "surrogatepass")
+    try:
+        return yaml.dump(tree, allow_unicode=True, Dumper=getattr(yaml, "CDumper", yaml.Dumper)).encode("utf-8")
+    except UnicodeEncodeError:  # half a surrogate pair
+        return yaml.dump(tree, allow_unicode=True).encode("utf-8", "surrogatepass")
 
 
 def _toml(tree: Any) -> bytes:
@@ -168,7 +182,11 @@ def _toml(tree: Any) -> bytes:
     lines = []
     for table, keys in tree.items() if isinstance(tree, dict) else [("model", tree)]:
         lines.append(f"[{table}]")
-        lines += [f"{key} = {json.dumps(value, default=str)}" for key, value in keys.items()] if isinstance(keys, dict) else []
+        lines += (
+            [f"{key} = {json.dumps(value, default=str)}" for key, value in keys.items()]
+            if isinstance(keys, dict)
+            else []
+        )
     return "\n".join(lines).encode()
 
 
@@ -181,7 +199,9 @@ class Kinds:
 
     def __init__(self, folder: Path) -> None:
         self.profile = profile_file(folder / "p.yaml").read_bytes()
-        good = run_folder(folder / "good", {**RUN, "plan": {**RUN["plan"], "recompute": "none"}}, folder / "p.yaml", steps=3)
+        good = run_folder(
+            folder / "good", {**RUN, "plan": {**RUN["plan"], "recompute": "none"}}, folder / "p.yaml", steps=3
+        )
         self.folder = {str(p.relative_to(good)): p.read_bytes() for p in good.rglob("*") if p.is_file()}
         self.timeline = next(name for name in self.folder if name.endswith(".json.gz"))
         content = json.loads(gzip.decompress(self.folder[self.timeline]))
@@ -210,19 +230,41 @@ class Kinds:
 
     def of_huggingface(self, draw: random.Random) -> tuple[Files, list[str]]:
         words = ["--cluster", "dgx-h100", "--nodes", "1"]
-        return {"config.json": _of(HUGGINGFACE, _json, draw)}, [draw.choice(("import", "forecast")), "@/config.json", *words]
+        return {"config.json": _of(HUGGINGFACE, _json, draw)}, [
+            draw.choice(("import", "forecast")),
+            "@/config.json",
+            *words,
+        ]
 
     def of_neox(self, draw: random.Random) -> tuple[Files, list[str]]:
-        return {"neox.yml": _of(NEOX, _yaml, draw)}, ["import", "@/neox.yml", "--cluster", "dgx-a100-80gb", "--nodes", "1"]
+        return {"neox.yml": _of(NEOX, _yaml, draw)}, [
+            "import",
+            "@/neox.yml",
+            "--cluster",
+            "dgx-a100-80gb",
+            "--nodes",
+            "1",
+        ]
 
     def of_torchtitan(self, draw: random.Random) -> tuple[Files, list[str]]:
-        import tomllib
-
-        return {"job.toml": _of(tomllib.loads(TITAN), _toml, draw)}, ["import", "@/job.toml", "--cluster", "dgx-h100", "--nodes", "1"]
+        return {"job.toml": _of(tomllib.loads(TITAN), _toml, draw)}, [
+            "import",
+            "@/job.toml",
+            "--cluster",
+            "dgx-h100",
+            "--nodes",
+            "1",
+        ]
 
     def of_profile(self, draw: random.Random) -> tuple[Files, list[str]]:
         content = _of(yaml.safe_load(self.profile), _yaml, draw)
-        return {"p.yaml": content, "run.yaml": _yaml(RUN)}, ["forecast", "@/run.yaml", "--profile", "@/p.yaml", *_shown(draw)]
+        return {"p.yaml": content, "run.yaml": _yaml(RUN)}, [
+            "forecast",
+            "@/run.yaml",
+            "--profile",
+            "@/p.yaml",
+            *_shown(draw),
+        ]
 
     def of_timeline(self, draw: random.Random) -> tuple[Files, list[str]]:
         other = {**self.content, "header": {**self.content["header"], "source": "predicted"}}
@@ -276,7 +318,11 @@ class Kinds:
             value = draw.choice(ODD)
             text = draw.choice((str, json.dumps))(value if not isinstance(value, bytes) else "b")
             words += ["--set", f"{draw.choice(keys)}={text}"]
-        return {**self.priced, "run.yaml": _yaml(draw.choice((RUN, GPU)))}, [draw.choice(("program", "import")), "@/run.yaml", *words]
+        return {**self.priced, "run.yaml": _yaml(draw.choice((RUN, GPU)))}, [
+            draw.choice(("program", "import")),
+            "@/run.yaml",
+            *words,
+        ]
 
     def of_command(self, draw: random.Random) -> tuple[Files, list[str]]:
         """Numbers and names on the command line."""
@@ -301,13 +347,6 @@ def _paths(tree: dict[str, Any]) -> Any:
 
 def outcome(arguments: list[str]) -> tuple[int, str]:
     """Exit code and message of a command line run in this process."""
-    import io
-    from contextlib import redirect_stderr, redirect_stdout
-
-    import typer
-
-    from windtunnel import cli
-
     if isinstance(cli.app, typer.Typer):
         cli.app = typer.main.get_command(cli.app)  # type: ignore[assignment]  # made anew each time it takes half of it
     out, err = io.StringIO(), io.StringIO()
@@ -319,48 +358,47 @@ def outcome(arguments: list[str]) -> tuple[int, str]:
     raise AssertionError("a command must exit")
 
 
-if __name__ == "__main__":
-    import collections
-    import os
-    import signal
-    import tempfile
-    import time
+class _NoRanks:
+    """In the place of the trainer's launcher."""
 
-    import windtunnel.training
-    from plan.errors import InputError
+    @staticmethod
+    def launch(*_: Any) -> None:
+        raise InputError("here ranks would start")
 
-    class _Stop:
-        @staticmethod
-        def launch(*_: Any) -> None:
-            raise InputError("here ranks would start")
 
-    windtunnel.training._enough_devices = lambda run: None
-    windtunnel.training._trainer = lambda: _Stop  # type: ignore[assignment,return-value]
+@contextmanager
+def no_ranks() -> Iterator[None]:
+    """`train` ends where it would start ranks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("windtunnel.training._enough_devices", lambda run: None)
+        patch.setattr("windtunnel.training._trainer", lambda: _NoRanks)
+        yield
 
-    def _late(*_: Any) -> None:
-        raise SystemExit(99)
 
-    signal.signal(signal.SIGALRM, _late)
-    os.environ["WINDTUNNEL_DEBUG"] = "1"
+def faults(kind: str, seeds: range, folder: Path) -> tuple[Counter[int], list[str]]:
+    """Exit codes of many seeds of a kind, and what was said by each that is neither 0, 1 nor 2."""
+    (folder / "made").mkdir(parents=True)
+    kinds, codes, wrong = Kinds(folder / "made"), Counter[int](), []
+    with no_ranks():
+        for seed in seeds:
+            place = folder / str(seed)
+            place.mkdir()
+            code, said = outcome(Fuzz(getattr(kinds, f"of_{kind}")).arguments(seed, place))
+            codes[code] += 1
+            if code not in (0, 1, 2) or not (said.strip() or code == 0):
+                wrong.append(f"{kind} {seed}: exit {code}\n{said[-1500:]}")
+            shutil.rmtree(place)
+    return codes, wrong
+
+
+def main(kind: str, first: int, count: int) -> None:
+    """Print the exit codes of a kind, and every fault."""
     with tempfile.TemporaryDirectory() as root:
         os.chdir(root)
-        kinds = Kinds(Path(root) / "made")if (Path(root) / "made").mkdir() is None else None
-        for kind in (kinds.names() if sys.argv[1] == "all" else [sys.argv[1]]):
-            codes: Any = collections.Counter()
-            start = time.time()
-            for seed in range(int(sys.argv[2]), int(sys.argv[2]) + int(sys.argv[3])):
-                place = Path(root) / kind / str(seed)
-                place.mkdir(parents=True)
-                words = Fuzz(getattr(kinds, f"of_{kind}")).arguments(seed, place)
-                t0 = time.time()
-                signal.alarm(20)
-                code, said = outcome(words)
-                signal.alarm(0)
-                codes[code] += 1
-                if time.time() - t0 > 5:
-                    print("SLOW", kind, seed, f"{time.time() - t0:.1f}", words[0], code)
-                if code not in (0, 1, 2):
-                    print("FAULT", kind, seed, code, words[:1], "\n".join(said.strip().splitlines()[-7:])[-900:], flush=True)
-                import shutil
-                shutil.rmtree(place)
-            print(kind, dict(codes), f"{time.time() - start:.0f} s", flush=True)
+        for start in range(first, first + count, 100):
+            codes, wrong = faults(kind, range(start, min(start + 100, first + count)), Path(root) / str(start))
+            print(kind, start, dict(codes), *wrong, sep="\n" if wrong else " ", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
