@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from calibration import comm_gloo, comm_nccl, grid, measured, schema
 from calibration.comm_bench import CommPoint
@@ -35,6 +34,7 @@ from calibration.profile_paths import cpu_profile_path, machine_key, profile_pat
 from calibration.write import write_profile
 from kernels.registry import POINTWISE
 from plan.cluster import machine
+from plan.files import parse_yaml, text_of
 from plan.program import KernelCall
 
 Progress = Callable[[str, int, int], None]  # (what is being measured, done, of how many)
@@ -209,7 +209,8 @@ def calibrate_gpu(
     are taken from; `every` thins the grid (tests)."""
     require_gpu()
     torch.manual_seed(0)
-    lender = yaml.safe_load(Path(profile_path(base)).read_text(encoding="utf-8"))
+    path_of_base = profile_path(base)
+    lender = parse_yaml(text_of(path_of_base), str(path_of_base))
     ranks = torch.cuda.device_count()
     found = _Gpu(_about_gpu(), ranks, _links(ranks, progress))
     shared = [*grid.gpu_gemm_calls(), *grid.gpu_attention_calls(), *_memory_calls(ANY)]

@@ -82,7 +82,7 @@ def _prepared(folder: Path, rank: int, store: dist.Store) -> bool:
 def _say(run: Run, folder: Path, rank: int, text: str, store: dist.Store) -> None:
     """Print why this rank failed; what several ranks say alike, one of them prints."""
     kind, _, what = text.partition(": ")
-    if kind == "input":
+    if kind in ("input", "stop"):  # every rank found the same
         with suppress(RuntimeError):  # the store is gone: better twice than never
             if store.add(f"windtunnel/said/{blake2b(text.encode()).hexdigest()}", 1) > 1:
                 return

@@ -177,7 +177,7 @@ def new_folder(root: Path = Path("runs"), name: str = "") -> Path:
 
 def _number(found: str, name: str) -> int:
     rest = found.removeprefix(name)
-    return int(rest) if rest.isdigit() else 0
+    return int(rest) if rest.isdecimal() else 0
 
 
 def _step(file: Path) -> str:

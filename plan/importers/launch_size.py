@@ -59,7 +59,7 @@ class _Sizes:
                 self._unknown(text, where)
         elif ":" in text and quantity == "nodes":
             self.ledger.problem(f"{where} {text} is an elastic range; give one number of nodes with --nodes")
-        elif text.isdigit() and int(text) > 0:
+        elif text.isdecimal() and int(text) > 0:
             self.found.append(Statement(quantity, int(text), where))
         elif text in ("gpu", "auto") and quantity == "gpus_per_node":
             self.ledger.note(f"{where} {text}: one process for each GPU that a node of the cluster has")

@@ -37,6 +37,10 @@ Profile = Annotated[
         show_default=False,
     ),
 ]
+MaxInput = Annotated[
+    float,
+    typer.Option("--max-input-gib", metavar="GIB", help="Read a timeline or log up to this size, unpacked."),
+]
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object with documented keys (schemas ship with the package).")
 ]
