@@ -18,6 +18,8 @@ from plan.nearest import nearest_name, shown
 
 TRUE_WORDS = frozenset({"true", "yes", "on", "1"})
 FALSE_WORDS = frozenset({"false", "no", "off", "0"})
+MOST_NUMBER = 2**63
+"""Counts of more than 64 bits are mistakes, and their products are no floats."""
 MOST_HINTS, MOST_NAME = 50, 100
 """Unknown names, and characters in one, for which the nearest known name is looked for: it takes milliseconds each."""
 
@@ -121,6 +123,11 @@ class Ledger:
         number = value if isinstance(value, int) and not isinstance(value, bool) else as_number(value)
         if number is None:
             self.problem(f"{where} is {shown(value)}, but must be a number")
+            return None
+        if abs(number) >= MOST_NUMBER:
+            digits = str(value)
+            given = digits if len(digits) <= 40 else f"a number of {len(digits)} characters"
+            self.problem(f"{where} is {given}; it must be below 2^63, which is {MOST_NUMBER}")
             return None
         broken = {
             f"at least {least}": least is not None and number < least,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from plan.errors import InputError
 
-MOST_STEPS = 200_000
+MOST_STEPS = 100_000
 """A command, a word, a variable, a few characters of a pattern: some microseconds each."""
 MOST_BYTES = 20_000_000
 MOST_CHARACTERS = 1_000_000

@@ -168,7 +168,7 @@ class _Walk(Flow):
             self.script.warn(f"line {line}: {shown} is not read; it is taken to set up an environment only")
         elif (text := found(self.script, name)) is not None:
             self.script.warn(f"line {line}: {shown} is read beside the script")
-            self.nested(text, line)
+            self.nested(text, line, shown)
         else:
             unread(self.script, line, f"sources {shown}")
 
@@ -193,12 +193,19 @@ class _Walk(Flow):
         self.budget.take(COMMAND_BYTES + ITEM_BYTES * len(words))
         self.script.commands.append(Command(tuple(words), line, self.conditions[-1] if self.conditions else ""))
 
-    def nested(self, text: str, line: int) -> bool | None:
+    def nested(self, text: str, line: int, file: str = "") -> bool | None:
+        """Walk a script inside this one. What a `file` that is no script holds is nobody's business."""
         self.budget.deeper("scripts inside scripts")
         self.budget.step(pieces(len(text), CHARACTERS_A_STEP))
         self.depth += 1
         before = len(self.script.commands)
-        status = self.run(parse(text))
+        try:
+            nodes = parse(text)
+        except InputError:
+            if file:
+                raise InputError(f"line {line}: {file} cannot be read as a script") from None
+            raise
+        status = self.run(nodes)
         self.script.commands[before:] = [
             Command(inner.words, line, inner.condition) for inner in self.script.commands[before:]
         ]

@@ -213,7 +213,7 @@ def test_nothing_is_executed(tmp_path: Path) -> None:
             "line 10: the script makes a value of 1,310,720 characters, more than",
         ),
         ("f() { f; f; }\nf", "calls itself"),
-        ("for i in 1 2 3 4 5 6 7 8 9; do " * 8 + "go" + "; done" * 8, "steps, more than the 200,000 allowed"),
+        ("for i in 1 2 3 4 5 6 7 8 9; do " * 8 + "go" + "; done" * 8, "steps, more than the 100,000 allowed"),
     ],
 )
 def test_what_cannot_be_read_names_the_place(text: str, complaint: str) -> None:
