@@ -6,6 +6,7 @@ Old names are first rewritten to those of torchtitan 0.2 (`RENAMED`), so that on
 Unknown tables and keys are warnings: many files come from forks.
 """
 
+import re
 import tomllib
 from collections.abc import Mapping
 from typing import Any
@@ -162,7 +163,7 @@ def _plan(keys: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
 def _recompute(keys: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     mode = str(keys.get("activation_checkpoint.mode", "selective"))
     option = str(keys.get("activation_checkpoint.selective_ac_option", "op"))
-    if mode == "selective" and option.isdecimal() and int(option) > 1:
+    if mode == "selective" and re.fullmatch("[0-9]{1,9}", option) and int(option) > 1:
         ledger.not_yet(
             f"recompute of every {option}th layer (selective_ac_option {option!r})",
             "mode full or selective_ac_option op",

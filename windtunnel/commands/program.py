@@ -21,13 +21,15 @@ def program(
     nodes: o.Nodes = None,
     model: o.Model = "",
     var: o.Var = [],  # noqa: B006
+    allow_read: o.AllowRead = [],  # noqa: B006
     as_json: o.Json = False,
 ) -> int:
     """Print the step program of a rank: every instruction, in host issue order, with waits and kernel calls."""
     from windtunnel.programs import program_command
     from windtunnel.source import RunSource
 
-    return program_command(RunSource(run, tuple(set_), cluster, nodes, model, tuple(var)), rank, csv, as_json)
+    source = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read))
+    return program_command(source, rank, csv, as_json)
 
 
 def import_(
@@ -37,6 +39,7 @@ def import_(
     nodes: o.Nodes = None,
     model: o.Model = "",
     var: o.Var = [],  # noqa: B006
+    allow_read: o.AllowRead = [],  # noqa: B006
     output: o.Output = "",
     as_json: o.Json = False,
 ) -> int:
@@ -44,7 +47,8 @@ def import_(
     from windtunnel.programs import import_command
     from windtunnel.source import RunSource
 
-    return import_command(RunSource(run, tuple(set_), cluster, nodes, model, tuple(var)), output or None, as_json)
+    source = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read))
+    return import_command(source, output or None, as_json)
 
 
 class Framework(StrEnum):
@@ -61,6 +65,7 @@ def export(
     nodes: o.Nodes = None,
     model: o.Model = "",
     var: o.Var = [],  # noqa: B006
+    allow_read: o.AllowRead = [],  # noqa: B006
     output: o.Output = "",
     as_json: o.Json = False,
 ) -> int:
@@ -68,5 +73,5 @@ def export(
     from windtunnel.programs import export_command
     from windtunnel.source import RunSource
 
-    source = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var))
+    source = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read))
     return export_command(source, to.value, output or None, as_json)
