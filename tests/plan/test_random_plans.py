@@ -31,6 +31,7 @@ def test_every_key_is_drawn() -> None:
 
 
 @pytest.mark.scaled
+@pytest.mark.scaled
 def test_every_key_stands_in_a_plan_that_is_accepted() -> None:
     """Under `make soak` at every value but those that are not forecast yet."""
     wanted = {(key, str(value)) for key in KEYS for value in values(key) if value not in LATER.get(key, [])}
@@ -70,6 +71,7 @@ def cpu_profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return profile_file(tmp_path_factory.mktemp("profile") / "cpu.yaml")
 
 
+@pytest.mark.scaled
 @pytest.mark.scaled
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(SLICES))

@@ -14,7 +14,7 @@ from tests.draws import draw
 from tests.soak import soaking
 from tests.trainer.oracle import Oracle
 from tests.trainer.pool import Pool
-from tests.trainer.ranks import initial_weights, text, train
+from tests.trainer.ranks import GPT, initial_weights, make_run, text, train
 from trainer.run import check_trainable
 
 STEPS = 3
@@ -86,3 +86,10 @@ def test_random_runs_train_as_the_reference_does(
             error.add_note(f"draw {number}: {trainable(number)}")
             raise
     soak_count("drawn runs trained as the reference", EACH)
+
+
+def test_a_run_that_once_trained_otherwise(pool: Pool) -> None:
+    """A norm of the embedding, heads narrower than hidden / heads, and a bias of QKV alone."""
+    odd = {"embedding_norm": True, "norm": "rmsnorm", "qkv_bias": True, "bias": False, "head_dim": 6}
+    plan = {"tensor_parallel": 2, "sequence_parallel": True, "pipeline_parallel": 2, "recompute": "selective"}
+    hold(pool, make_run(GPT | odd, plan))
