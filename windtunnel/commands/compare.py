@@ -45,7 +45,8 @@ def check(
     profile: o.Profile = "",
     as_json: o.Json = False,
 ) -> int:
-    """Scaling-efficiency gate: step time, classes and T(1)/(N·T(N)) against the twin. Exit 1: a regression."""
+    """Scaling-efficiency gate: step time, classes and T(1)/(N·T(N)) against the twin. Exit 1: a regression;
+    2: too few steps to tell."""
     from windtunnel.comparing import check_command
 
     return check_command(baseline, run_dir, tolerance, profile or None, as_json)
