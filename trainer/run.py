@@ -70,7 +70,7 @@ def train(run: Run, folder: Path, rank: int) -> None:
 def _steps(run: Run, executor: Executor, data: TokenFile, recorder: Recorder, log: RunLog | None) -> None:
     with data.checks_ahead(run.train.steps) as checked:
         for step in range(run.train.steps):
-            recorded = run.train.records(step)
+            recorded = run.records(step)
             checked(step)
             result = executor.step(step, recorded)
             if recorded:

@@ -270,6 +270,11 @@ def test_which_steps_are_recorded(train: Train, recorded: list[int]) -> None:
     assert [step for step in range(train.steps) if train.records(step)] == recorded
 
 
+def test_a_cpu_records_as_many_steps_as_the_gate_wants() -> None:
+    run = load({"model": "gpt2-124m", "cluster": "cpu", "plan": {}, "train": {"steps": 60}})
+    assert [step for step in range(60) if run.records(step)] == list(range(36, 60))
+
+
 degree = st.sampled_from([1, 2, 3, 4, 8])
 
 

@@ -49,7 +49,8 @@ def check(
     max_input_gib: o.MaxInput = 1.0,
     as_json: o.Json = False,
 ) -> int:
-    """Scaling-efficiency gate: step time, classes and T(1)/(N·T(N)) against the twin. Exit 1: a regression."""
+    """Scaling-efficiency gate: step time, classes and T(1)/(N·T(N)) against the twin. Exit 1: a regression;
+    2: too few steps to tell."""
     from plan.files import reading_up_to
     from windtunnel.comparing import check_command
 
