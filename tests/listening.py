@@ -5,19 +5,22 @@ python -m tests.listening RUN.yaml OUTPUT       # trains, and prints every liste
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
 from trainer.status import read
 
-UNIX, POLL_S = "unix", 0.05
+UNIX, POLL_S = "unix", 0.02
 LISTENING = {"tcp": "0A", "tcp6": "0A", "udp": "07", "udp6": "07"}  # states: LISTEN; of UDP, not connected
 ACCEPTS = 0x10000  # a flag in /proc/net/unix
 
@@ -51,16 +54,11 @@ def listening(launcher: int) -> set[Socket]:
 
 def descendants(pid: int) -> list[int]:
     """A process and all below it."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
     found = [pid]
     for one in found:
-        found += [child for child, parent in parents.items() if parent == one]
+        for children in Path(f"/proc/{one}/task").glob("*/children"):
+            with suppress(OSError):
+                found += [int(child) for child in children.read_text().split()]
     return found
 
 
@@ -127,14 +125,26 @@ def watch(process: subprocess.Popen[str], folder: Path) -> Listened:
     try:
         while process.poll() is None:
             first = _when(folder)
-            found = listening(process.pid)
-            if first == _when(folder):
-                when[first] |= found
+            with _held(folder) if first == "during" else nullcontext():
+                found = listening(process.pid)
+                if first == _when(folder):
+                    when[first] |= found
             time.sleep(POLL_S)
     finally:
         process.kill()
         said = process.communicate()[1] or ""
     return Listened(when, process.returncode, said)
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Rank 0 stands still meanwhile, so that its step does not end."""
+    rank = int((folder / "status" / "rank-0.alive").read_text())
+    os.kill(rank, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(rank, signal.SIGCONT)
 
 
 def _when(folder: Path) -> str:

@@ -32,7 +32,7 @@ _FOLDER = "windtunnel/folder"
 _REFUSED = ""
 
 
-def join(run: Run, folder: Path, own: Callable[[], None]) -> int:
+def join(run: Run, folder: Path, own: Callable[[], object]) -> int:
     """Train as one rank; its exit code. Rank 0 calls `own`, which makes the folder this job's or raises InputError, and
     prepares it. Raises InputError, on rank 0 alone for what all ranks would say."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -47,7 +47,7 @@ def join(run: Run, folder: Path, own: Callable[[], None]) -> int:
     return main(folder, dist.PrefixStore("windtunnel/ranks", store), lambda text: _say(run, folder, rank, text, store))
 
 
-def _prepare(run: Run, folder: Path, world: int, own: Callable[[], None], store: dist.Store) -> None:
+def _prepare(run: Run, folder: Path, world: int, own: Callable[[], object], store: dist.Store) -> None:
     token = _REFUSED
     try:
         if run.plan.world != world:

@@ -4,6 +4,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,16 +21,21 @@ commands = [[sys.executable, "-c", text] for text in sys.argv[1:]]
 ended = run_processes(commands, [{"RANK": str(rank)} for rank in range(len(commands))])
 print(dict(ended.exits), dict(ended.said), int(ended.stopped))
 """
-READY = "import os, signal, subprocess, sys, time\nprint(os.environ['RANK'], flush=True)\n"
+READY = "import os, signal, subprocess, sys, time\nos.write(1, os.environ['RANK'].encode() + bytes([10]))\n"
 CHILD = "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
-WITH_CHILD = READY.replace("print", f"{CHILD}; print")
+WITH_CHILD = READY.replace("os.write", f"{CHILD}; os.write")
 SLEEP = "time.sleep(600)"
 SAY = "os.write(int(sys.argv[-1]), {!r})\n"
 
 
-def _launched(*ranks: str) -> "subprocess.Popen[str]":
+@contextmanager
+def _launched(*ranks: str) -> "Iterator[subprocess.Popen[str]]":
     command = [sys.executable, "-c", LAUNCHER, *ranks]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as launcher:
+        try:
+            yield launcher
+        finally:
+            launcher.kill()
 
 
 def _begun(launcher: "subprocess.Popen[str]", ranks: int) -> None:
@@ -67,7 +74,7 @@ def test_a_rank_that_fails_ends_the_others_and_is_named_with_its_words() -> None
         assert launcher.communicate(timeout=30)[0] == "{0: 7} {0: 'own: why'} 0\n"
 
 
-CLOSES = f"""{READY.replace("print", "signal.signal(signal.SIGINT, signal.default_int_handler); print")}
+CLOSES = f"""{READY.replace("os.write", "signal.signal(signal.SIGINT, signal.default_int_handler); os.write")}
 try:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     {SLEEP}
