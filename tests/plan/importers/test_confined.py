@@ -9,6 +9,7 @@ from plan.confined import Confined
 from plan.errors import InputError
 from plan.importers import import_file
 from tests.plan.importers.imported import imported, said, script
+from windtunnel.source import RunSource
 
 SECRET = "hidden-9471"
 JSON = f'{{"train_micro_batch_size_per_gpu": "{SECRET}"}}'
@@ -138,3 +139,15 @@ def test_paths_of_the_user_are_free(jobs: Path) -> None:
     (jobs / "conf" / "run.sh").symlink_to(jobs / "launch.sh")
     (jobs / "launch.sh").write_text(script("--bf16"))
     assert import_file(jobs / "conf" / "run.sh", cluster="dgx-a100-80gb").run_dict["model"]["layers"] == 4
+
+
+def test_the_option_of_the_command_line(jobs: Path) -> None:
+    """`--allow-read` names a folder that exists."""
+    (jobs.parent / "outside" / "sizes.sh").write_text("TP=4\n")
+    path = jobs / "launch.sh"
+    path.write_text(script("--tensor-model-parallel-size $TP --bf16", before="source ../outside/sizes.sh"))
+    source = RunSource(str(path), cluster="dgx-a100-80gb", nodes=1, allow_read=(str(jobs.parent / "outside"),))
+    assert source.load().plan.tensor_parallel == 4
+    source.allow_read = ("/nowhere",)
+    with pytest.raises(InputError, match="--allow-read /nowhere: there is no such folder"):
+        source.load()
