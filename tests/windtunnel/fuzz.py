@@ -27,14 +27,16 @@ from tests.windtunnel.flights import profile_file, run_folder
 from windtunnel import cli
 
 ODD: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 2, 3, 7, 10**6, 2**31, 2**32, 2**63, 10**18, 10**19, -(10**19), 10**400, 0.0, -0.0, 0.5,
-    1e-300, 5e-324, 1e18, 1e30, 1e300, -1e300, float("nan"), float("inf"), float("-inf"), "", " ", "1", "-1", "1e400",
+    None, True, False, 0, 1, -1, 2, 3, 7, 10**6, 2**31, 2**32, 2**63, 10**18, 10**19, -(10**19), 10**400, 0.0, -0.0,
+    0.5, 1e-300, 5e-324, 1e18, 1e30, 1e300, -1e300, float("nan"), float("inf"), float("-inf"), "", " ", "1", "-1",
+    "1e400",
     "nan", "auto", "none", "²", "٣", "1_0", "5 parsec", "\ue000", "\U000f0000", "\x00", "\x1b[31m", "a b", "${x}", "..",
     "/", "x" * 5000, "9" * 5000, [], {}, [[]], {"": None}, [None], {"preset": "dgx-h100"}, [1, "a"], "\ud800", b"\xff",
     json.loads("[" * 90 + "]" * 90), list(range(50)), "2026-01-01", ["\x85"],
 )  # fmt: skip
-WORDS = (b"\xff", b"\x00", b"\xed\xa0\x80", b"NaN", b"Infinity", b"1e999", b"9" * 400, b"[" * 50, b"{", b'"', b"'", b"*a",
-         b"&a ", b"!!int x", b"\n", b": ", b"\xc2\xb2", b"\xee\x80\x80", b"---\n", b"#", b",", b"-")  # fmt: skip
+WORDS = (b"\xff", b"\x00", b"\xed\xa0\x80", b"NaN", b"Infinity", b"1e999", b"9" * 400, b"[" * 50, b"{", b'"', b"'",
+         b"*a", b"&a ", b"!!int x", b"\n", b": ", b"\xc2\xb2", b"\xee\x80\x80",
+         b"---\n", b"#", b",", b"-")  # fmt: skip
 MODEL = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 256, "seq_length": 32, "vocab_multiple": 16}
 RUN: dict[str, Any] = {
     "model": MODEL | {"kv_heads": 2, "norm": "rmsnorm", "positions": "rotary", "activation": "swiglu",
@@ -58,7 +60,8 @@ GPU: dict[str, Any] = {
 DEEPSPEED: dict[str, Any] = {
     "train_batch_size": 16, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1, "steps_per_print": 1,
     "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}},
-    "bf16": {"enabled": True}, "gradient_clipping": 1.0, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5}},
+    "bf16": {"enabled": True}, "gradient_clipping": 1.0,
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5}},
     "zero_optimization": {"stage": 3, "overlap_comm": True, "reduce_bucket_size": 5e8, "contiguous_gradients": True,
                           "stage3_prefetch_bucket_size": 5e7, "stage3_param_persistence_threshold": 1e5,
                           "offload_optimizer": {"device": "cpu", "pin_memory": True}},
@@ -105,6 +108,10 @@ interval = 500
 mode = "selective"
 selective_ac_option = "op"
 """
+OPTIONS = (
+    "forecast --nodes", "program --rank", "forecast --profile", "import --cluster", "import --model", "import --var",
+    "compare --top", "check --tolerance", "compare --max-input-gib", "import --set",
+)  # fmt: skip
 Files = dict[str, bytes]
 
 
@@ -327,8 +334,7 @@ class Kinds:
     def of_command(self, draw: random.Random) -> tuple[Files, list[str]]:
         """Numbers and names on the command line."""
         value = str(draw.choice([odd for odd in ODD if not isinstance(odd, bytes | list | dict)]))
-        option = draw.choice(("forecast --nodes", "program --rank", "forecast --profile", "import --cluster", "import --model",
-                              "compare --top", "check --tolerance", "compare --max-input-gib", "import --var", "import --set"))  # fmt: skip
+        option = draw.choice(OPTIONS)
         command, option = option.split()
         given = {"compare": [str(self.good)], "check": [str(self.good)] * 2}.get(command, ["@/run.yaml"])
         return {"run.yaml": _yaml(draw.choice((RUN, GPU)))}, [command, *given, f"{option}={value}"]
