@@ -60,6 +60,6 @@ def calibrate(
 ) -> Path:
     """Measure this machine's CPU, or one GPU (links and network from profile `base`, h200-published by default;
     `kernels`: some of eager,compiled,triton, compiled by default), into a profile; its path."""
-    from windtunnel.calibrating import measure_device
+    from windtunnel.commands.calibrate import measure_device
 
     return measure_device(device, None if output is None else Path(output), base, kernels)

@@ -18,8 +18,7 @@ from plan.run import load
 from simulator.flight import fly
 from tests.soak import Counts, soaking
 from windtunnel.validation import published
-from windtunnel.validation.command import chosen
-from windtunnel.validation.conventions import CONVENTIONS, convention
+from windtunnel.validation.conventions import CONVENTIONS, chosen, convention
 from windtunnel.validation.feasibility import feasibility
 from windtunnel.validation.flying import Flyer, shorter
 from windtunnel.validation.published import Published

@@ -1,4 +1,4 @@
-"""Publishes a JSON schema for each command's `--json`: `python -m windtunnel.publish` writes
+"""Publishes a JSON schema for each command's `--json`: `python -m tools.publish_schemas` writes
 windtunnel/schemas/*.json.
 
 The schemas are generated from the records the commands print (field names, types and the sentence under each
@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parent / "schemas"
+FOLDER = Path(__file__).parents[1] / "windtunnel" / "schemas"
 
 
 def records() -> dict[str, type]:
@@ -21,7 +21,7 @@ def records() -> dict[str, type]:
     from reports.compare import Comparison
     from reports.forecast import Forecast
     from windtunnel import results
-    from windtunnel.doctor import Diagnosis
+    from windtunnel.commands.doctor import Diagnosis
     from windtunnel.validation.score import Scoreboard
 
     return {
