@@ -36,6 +36,7 @@ from trainer.init import initialise
 from trainer.pieces import FILLS, PIECES, PieceFunction
 from trainer.pieces_step import share_of
 from trainer.schedule_lr import learning_rate
+from trainer.startup import StartUp
 from trainer.status import Status
 from trainer.storage import Storage
 from trainer.streams import CpuStreams, Op, Stamp, Streams, ThreadContext
@@ -80,7 +81,10 @@ class Executor:
         status: Status | None = None,
         wait_s: float = WAIT_S,
         pieces: Mapping[tuple[str, str], PieceFunction] = PIECES,
+        start: StartUp | None = None,
     ) -> None:
+        start = start or StartUp(shows=False)
+        start.phase("memory")
         self.program, self.run, self.rank = program, run, rank
         self.device = torch.device(device)
         self.mine: RankProgram = program.classes[program.class_of[rank]]
@@ -89,7 +93,9 @@ class Executor:
         self.context = RankContext(run, self.mine, coordinates(rank, run), ops, data, self.device)
         self.thread_context = thread_context
         self._communicators, self._pieces, self._wait_s = communicators, pieces, wait_s
-        initialise(self.storage, self.context)
+        start.phase("weights")
+        initialise(self.storage, self.context, start.part)
+        start.phase("instructions")
         self._counts: dict[str, int] = {}
         self._steps = 0
         self.ops = self._ready()

@@ -30,6 +30,7 @@ from trainer.heartbeat import Heartbeat
 from trainer.log import RunLog
 from trainer.nonfinite import NotFinite, explain
 from trainer.recorder import Recorder
+from trainer.startup import StartUp
 from trainer.status import Status
 from trainer.streams import StreamError
 
@@ -41,10 +42,12 @@ UNTRACED = ("TORCH_FR_BUFFER_SIZE", "0")
 """torch would keep a traceback of every collective, at the host's cost; where a rank stands is in its status file."""
 
 
-def train(run: Run, folder: Path, rank: int) -> None:
+def train(run: Run, folder: Path, rank: int, start: StartUp) -> None:
     """Train on this rank; the default process group exists. Collective over it."""
+    start.phase("program")
     program = compile_run(run)
     _agree(program, run, rank)
+    start.phase("communicators")
     device = _device(run)
     os.environ.setdefault(*UNTRACED)
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -53,10 +56,15 @@ def train(run: Run, folder: Path, rank: int) -> None:
     if device.type == "cuda":
         made.warm_up(program, rank, device)
     status = Status(folder / "status" / f"rank-{rank}")
+    start.phase("data")
     data = open_data(run)
-    executor = Executor(program, run, rank, communicators, data, device, status=status, wait_s=WAIT_S)
+    executor = Executor(program, run, rank, communicators, data, device, status=status, wait_s=WAIT_S, start=start)
+    start.phase("clocks")
     recorder = Recorder(executor, clocks(rank, run.plan.world), _probe(run, rank, device))
     log = RunLog(run, folder, program.hash) if rank == 0 else None
+    ready = start.done()
+    if log is not None:
+        log.say(ready)
     try:
         _steps(run, executor, data, recorder, log)
     finally:
@@ -178,13 +186,16 @@ def main(folder: Path, store: dist.Store, say: Callable[[str], None]) -> int:
     """Join the job, whose ranks meet in `store`, and train; what went wrong is said in one sentence, after its kind."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     limit = timedelta(seconds=JOIN_S)
+    start = StartUp(shows=rank == 0)
+    start.phase("run file")
     try:
         Heartbeat(folder / "status" / f"rank-{rank}.alive", os.getppid()).start()
         run = load(folder / "run.yaml")
         check_trainable(run)
+        start.phase("meeting")
         store.set_timeout(limit)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=limit)
-        train(run, folder, rank)
+        train(run, folder, rank, start)
     except InputError as error:
         say(f"input: {error}")
         return error.exit_code

@@ -4,10 +4,10 @@
 """
 
 import json
-import os
 import random
 import re
 import string
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,9 @@ from plan.importers import import_file
 from plan.shell import budget, read_script
 from tests.plan.importers.imported import SHAPE
 from tests.plan.importers.test_shell_budget import CONSTRUCTS
+from tests.soak import soaking
 
-COUNT = 30_000 if os.environ.get("WINDTUNNEL_SOAK") else 400
+COUNT = 30_000 if soaking() else 400
 EXAMPLES = Path(__file__).parents[3] / "examples"
 PROGRAM = f"pretrain_gpt.py {SHAPE}"
 GO = f"torchrun --nproc_per_node 8 {PROGRAM}"
@@ -137,9 +138,12 @@ def tried(path: Path, text: str) -> str:
     return "\n".join([*result.notes, *result.warnings, *result.problems, run])
 
 
+@pytest.mark.scaled
 @pytest.mark.timeout(7200 if COUNT > 1000 else 120)
 @pytest.mark.parametrize("part", range(4))
-def test_a_changed_script_is_read_or_refused(tmp_path: Path, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_script_is_read_or_refused(
+    tmp_path: Path, part: int, monkeypatch: pytest.MonkeyPatch, soak_count: Callable[[str, int], None]
+) -> None:
     """And what is said of it can be printed and holds no marker of ours."""
     monkeypatch.setattr(budget, "MOST_STEPS", 20_000)  # enough for these, and what hangs ends sooner
     for name, text in HERE.items():
@@ -151,6 +155,7 @@ def test_a_changed_script_is_read_or_refused(tmp_path: Path, part: int, monkeypa
             said.encode()
         except Exception as error:
             pytest.fail(f"script {number}: {type(error).__name__}: {error}\n{text[:3000]}")
+    soak_count("mutated scripts", len(range(part, COUNT, 4)))
 
 
 @pytest.mark.parametrize("character", ["²", "٣", "\ue000", "\ue000" + "0" + "\ue001", "𝟙", "\x00", "\ufeff"])
