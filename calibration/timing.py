@@ -136,8 +136,8 @@ def kernel_ms(call: Callable[[], object], *, budget_ms: float = 60.0) -> Time:
 
     def once() -> tuple[torch.cuda.Event, torch.cuda.Event]:
         flush.zero_()
-        torch.cuda._sleep(HEAD_START_CYCLES)
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(HEAD_START_CYCLES)  # type: ignore[no-untyped-call]
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         call()
         end.record()
