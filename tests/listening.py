@@ -21,6 +21,7 @@ from pathlib import Path
 from trainer.status import read
 
 UNIX, POLL_S = "unix", 0.02
+HELD_S = 0.5  # rank 0 runs between two looks in which it stands still
 LISTENING = {"tcp": "0A", "tcp6": "0A", "udp": "07", "udp6": "07"}  # states: LISTEN; of UDP, not connected
 ACCEPTS = 0x10000  # a flag in /proc/net/unix
 
@@ -129,7 +130,7 @@ def watch(process: subprocess.Popen[str], folder: Path) -> Listened:
                 found = listening(process.pid)
                 if first == _when(folder):
                     when[first] |= found
-            time.sleep(POLL_S)
+            time.sleep(POLL_S if first != "during" else HELD_S)
     finally:
         process.kill()
         said = process.communicate()[1] or ""

@@ -112,9 +112,11 @@ def _one_core_each() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _on_device(device: torch.device) -> tuple[Callable[[torch.device], None], tuple[torch.device]] | tuple[()]:
+def _on_device(device: torch.device) -> tuple[Callable[[int], None], tuple[int]] | tuple[()]:
     """What a thread does first: a new one would use the first device."""
-    return (torch.cuda.set_device, (device,)) if device.type == "cuda" else ()
+    if device.type != "cuda":
+        return ()
+    return torch.cuda.set_device, (torch.cuda.current_device() if device.index is None else device.index,)
 
 
 def _fill(target: Tensor, held: slice, begin: int, drawn: Tensor) -> None:
