@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from plan.importers.launch import Launch
-from plan.importers.ledger import Ledger
+from plan.importers.ledger import Ledger, as_number
 from plan.importers.world import Quantity, Statement
 from plan.shell.files import found as found_file
 from plan.shell.opaque import OPAQUE
@@ -59,7 +59,7 @@ class _Sizes:
                 self._unknown(text, where)
         elif ":" in text and quantity == "nodes":
             self.ledger.problem(f"{where} {text} is an elastic range; give one number of nodes with --nodes")
-        elif text.isdecimal() and int(text) > 0:
+        elif text.isdecimal() and (as_number(text) or 0) > 0:
             self.found.append(Statement(quantity, int(text), where))
         elif text in ("gpu", "auto") and quantity == "gpus_per_node":
             self.ledger.note(f"{where} {text}: one process for each GPU that a node of the cluster has")

@@ -55,6 +55,7 @@ class Ledger:
 
     def unknown(self, name: str, known: Iterable[str], kind: str, inside: str = "") -> None:
         """An unknown name (in the section `inside`): a warning with the nearest known one; a problem when strict."""
+        name = str(name)  # a key of a YAML file may be a number
         hint = nearest(name, known)
         dashes = name[: len(name) - len(name.lstrip("-"))]
         sentence = f"unknown {kind} {inside}{'.' if inside else ''}{name}: it is not applied" + (

@@ -12,7 +12,7 @@ from typing import Any
 
 from plan.errors import InputError
 from plan.files import refuse_long, refuse_unreadable
-from plan.importers.ledger import Ledger, nearest
+from plan.importers.ledger import Ledger, as_number, nearest
 from plan.importers.partitioned import fsdp
 from plan.importers.torchtitan_batch import batch_section, data_parallel
 from plan.importers.torchtitan_keys import COUNTS, FLAVORS, NO_EFFECT, OPEN, RATES, READ, RENAMED, SWITCHES, WORDS
@@ -162,7 +162,7 @@ def _plan(keys: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
 def _recompute(keys: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     mode = str(keys.get("activation_checkpoint.mode", "selective"))
     option = str(keys.get("activation_checkpoint.selective_ac_option", "op"))
-    if mode == "selective" and option.isdecimal() and int(option) > 1:
+    if mode == "selective" and option.isdecimal() and (as_number(option) or 0) > 1:
         ledger.not_yet(
             f"recompute of every {option}th layer (selective_ac_option {option!r})",
             "mode full or selective_ac_option op",
