@@ -170,7 +170,7 @@ def refuse_long(text: str, where: str, marks: str) -> None:
 
 
 def refuse_unreadable(value: object, where: str) -> None:
-    """Raises InputError naming every number beyond 10^18, every text that is no UTF-8, and nesting deeper than
+    """Raises InputError naming every whole number beyond 10^18, every text that is no UTF-8, and nesting deeper than
     MAXIMUM_DEPTH, by its path."""
     problems = [f"{where}: {problem}" for problem in _unreadable(value, "", 0)]
     if problems:
@@ -187,8 +187,8 @@ def _unreadable(value: object, path: str, depth: int) -> Iterator[str]:
             yield from _unreadable(key, "a key", 0) if isinstance(key, str | int | float | tuple) else ()
     elif isinstance(value, list | tuple | set):
         inner = [(f"{path}[{number}]", part) for number, part in enumerate(value)]
-    elif isinstance(value, int | float):
-        if (abs(value) > LARGEST) and value not in (math.inf, -math.inf):  # infinity is said with the rule of its key
+    elif isinstance(value, int):  # what is no whole number is bounded by the rule of its key
+        if abs(value) > LARGEST:
             yield f"{path or 'its value'}: {shown(value)} {TOO_LARGE}"
         return
     elif isinstance(value, str):

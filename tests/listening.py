@@ -21,6 +21,7 @@ from pathlib import Path
 from trainer.status import read
 
 UNIX, POLL_S = "unix", 0.02
+ENDING = "a process that ends"  # its environment is gone, its sockets are not yet
 HELD_S = 0.5  # rank 0 runs between two looks in which it stands still
 LISTENING = {"tcp": "0A", "tcp6": "0A", "udp": "07", "udp6": "07"}  # states: LISTEN; of UDP, not connected
 ACCEPTS = 0x10000  # a flag in /proc/net/unix
@@ -67,9 +68,9 @@ def _who(pid: int) -> str:
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
-        return "launcher"
+        return ENDING
     rank = re.search(rb"(?:^|\0)RANK=(\d+)\0", environment)
-    return f"rank {int(rank[1])}" if rank else "launcher"
+    return f"rank {int(rank[1])}" if rank else "launcher" if environment else ENDING
 
 
 def _inodes(pid: int) -> set[str]:

@@ -63,6 +63,7 @@ class Ledger:
 
     def unknown(self, name: str, known: Iterable[str], kind: str, inside: str = "") -> None:
         """An unknown name (in the section `inside`): a warning with the nearest known one; a problem when strict."""
+        name = str(name)  # a key of a YAML file may be a number
         searched = len(self.unknowns) < MOST_HINTS and len(name) <= MOST_NAME
         hint = nearest(name, known) if searched else None
         dashes = name[: len(name) - len(name.lstrip("-"))]

@@ -63,10 +63,10 @@ def load(path: str | Path) -> Timeline:
             f"{FORMAT!r} version {VERSION}, as `windtunnel train` writes it"
         )
     header = header_of(content.get("header"), f"timeline {path}")
-    words, columns = content.get("words"), content.get("columns")
+    words, columns = content.get("words"), content.get("columns") or {}
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise InputError(f"timeline {path} has no list of words")
-    problems = list(column_problems(columns or {}, len(words)))
+    problems = list(column_problems(columns, len(words)))
     if not problems:
         stored = {name: columns[name].astype(DTYPES[name]) for name in COLUMNS}
         timeline = Timeline(header, stored, tuple(words))

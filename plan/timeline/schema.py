@@ -123,7 +123,7 @@ def _column_problem(name: str, column: NDArray[Any], words: int) -> Iterator[str
         if column.min() < 0 or column.max() >= words:
             yield f"column {name} names words outside its table of {words}"
         return
-    least, most = LEAST.get(name, 0), min(10**18, np.iinfo(DTYPES[name]).max)
+    least, most = LEAST.get(name, 0), min(10**18, 2 ** (8 * DTYPES[name].itemsize - 1) - 1)
     wrong = (column < least) | (column > most)
     if wrong.any():
         yield _of_row(name, column, wrong, f"from {least} to {most}")

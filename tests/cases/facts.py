@@ -55,8 +55,10 @@ def not_yet(*words: str, **sections: Any) -> None:
     assert all("not yet forecast; nearest supported: " in text for text in error.value.problems)
 
 
-def card(gpu: str, memory_gib: float, gpus: int, gpus_per_node: int = 8, tflops: float = 112.0) -> dict[str, Any]:
-    """A cluster of cards without a preset."""
+def card(gpu: str, memory_gib: float, gpus: int, gpus_per_node: int = 8) -> dict[str, Any]:
+    """A cluster of cards without a preset. Its peak is that of the profile's card: a forecast beyond the peak is
+    refused, and nothing here asks for a speed."""
+    tflops = 312.0
     return {
         "gpu": gpu, "gpus": gpus, "gpus_per_node": gpus_per_node, "gpu_memory_gib": memory_gib, "profile": "a100-80gb",
         "peak_tflops": {"fp16": tflops, "bf16": tflops}, "nvlink": {"bandwidth_gb_s": 150, "latency_us": 2},
