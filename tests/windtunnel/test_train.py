@@ -133,14 +133,14 @@ def test_torchrun_may_start_the_command_itself(tmp_path: Path) -> None:
 
 LIMITED = """
 import os, resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))
+resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 
 
 @pytest.mark.slow
 def test_under_torchrun_a_disk_that_is_full_is_printed_with_what_was_kept(tmp_path: Path) -> None:
-    """No file may grow beyond 16 KiB, some seventy steps."""
+    """No file may grow beyond 8 KiB, some thirty steps."""
     builtin_file()
     path, folder = tmp_path / "run.yaml", tmp_path / "run"
     path.write_text(yaml.safe_dump({**TINY, "train": {"steps": 10_000}}))
