@@ -82,9 +82,9 @@ def steps(tmp_path: Path) -> Callable[..., Path]:
 def test_057_one_slow_gpu_in_384(steps: Callable[..., Path], wt: Call) -> None:
     before, after = case("057")["input"]["step_sec"][:3], case("057")["input"]["step_sec"][3:]
     healthy = before[0]
-    baseline = steps("baseline", *(t / healthy for t in (*before[:2] * 3, before[0])))
-    noise = steps("noise", *(t / healthy for t in (before[1], before[2], before[0], before[2], before[1])))
-    slow = steps("slow", *(t / healthy for t in (after[0], after[1], after[0], after[1], after[0])))
+    baseline = steps("baseline", *(t / healthy for t in (*before[:2] * 3, before[0]) * 6))
+    noise = steps("noise", *(t / healthy for t in (before[1], before[2], before[0], before[2], before[1]) * 8))
+    slow = steps("slow", *(t / healthy for t in (after[0], after[1], after[0], after[1], after[0]) * 8))
     passed = wt("check", baseline, noise, "--tolerance", "0.03", "--json")
     flagged = wt("check", baseline, slow, "--tolerance", "0.03", "--json")
     assert (passed.code, flagged.code) == (0, 1)

@@ -63,6 +63,6 @@ def test_an_unknown_convention_is_refused(run_file: Call, tmp_path: Path) -> Non
 
 
 def test_compare_and_check_take_folders(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run", TINY, profile_file(tmp_path / "p.yaml"))
+    folder = run_folder(tmp_path / "run", TINY, profile_file(tmp_path / "p.yaml"), steps=40)
     assert windtunnel.compare(folder).step_time.error == pytest.approx(0, abs=1e-9)
     assert windtunnel.check(folder, folder).passed

@@ -107,8 +107,11 @@ def test_forecast_and_measurement_are_of_the_same_instructions(trained: Path, wt
 
 
 @pytest.mark.slow
-def test_the_gate_judges_a_real_run(trained: Path, wt: Call) -> None:
-    assert wt("check", trained, trained).code == 0
+def test_the_gate_cannot_tell_from_four_steps_of_a_real_run(trained: Path, wt: Call) -> None:
+    called = wt("check", trained, trained)
+    assert called.code == 2
+    assert "cannot tell: the baseline has 4 steps" in called.err
+    assert "train both for at least 29 steps" in called.err
 
 
 @pytest.mark.slow
