@@ -62,7 +62,7 @@ def gemm(m: Maker) -> Inputs:
     a = m.normal(inner, rows) if layout == "tn" else m.normal(rows, inner)
     b = m.normal(columns, inner) if layout == "nt" else m.normal(inner, columns)
     out = m.zeros(rows, columns) if "acc32" in m.call.variant else None
-    return a, b, m.call.variant, out, m.normal(columns) if "bias" in m.call.variant else None
+    return a, b, m.normal(columns) if "bias" in m.call.variant else None, out, m.call.variant
 
 
 def bmm(m: Maker) -> Inputs:

@@ -171,11 +171,11 @@ class PieceContext:
         """A weight gradient aᵀ b, a (T, m), b (T, n), on its way to the main gradient as the program's extents say:
         added into `grad` inside the product, made afresh in `grad`, or made and then added."""
         if self.e.gradients == "fused":
-            self.ops.gemm(a, b, "tn+acc32", grad)
+            self.ops.gemm(a, b, None, grad, "tn+acc32")
         elif self.e.gradients == "apart":
             torch.mm(a.t(), b, out=grad)
         else:
-            grad.add_(self.ops.gemm(a, b, "tn"))
+            grad.add_(self.ops.gemm(a, b, variant="tn"))
 
     def stored(self, mask: Mask, like: Tensor) -> Tensor:
         """A dropout mask as Megatron-LM's layers store it: a byte for each element of `like`, 1 where it is kept."""

@@ -113,18 +113,18 @@ for _name in ("attn.out", "mlp.out"):
 def mlp_forward(ctx: PieceContext, y: Tensor, w_up: Tensor, *rest: Tensor) -> Results:
     """y (T, h), w:up [, b:up], w:down → z (T, h), u (T, f or 2f) [, a (T, f) as Megatron-LM keeps it]."""
     bias, w_down = (rest[0], rest[1]) if ctx.e.bias else (None, rest[0])
-    u = ctx.ops.gemm(y, w_up, "nt", None, bias)
+    u = ctx.ops.gemm(y, w_up, bias)
     a = ctx.ops.swiglu_forward(u) if ctx.e.gated else ctx.ops.gelu_forward(u)
-    z = ctx.ops.gemm(a, w_down, "nt")
+    z = ctx.ops.gemm(a, w_down, variant="nt")
     return (z, u, a) if ctx.e.megatron else (z, u)
 
 
 @piece("I", "mlp.core")
 def mlp_input_gradient(ctx: PieceContext, dz: Tensor, w_down: Tensor, u: Tensor, w_up: Tensor) -> Results:
     """→ dy (T, h) [, a: the activation, made again where it was not kept], du."""
-    da = ctx.ops.gemm(dz, w_down, "nn")
+    da = ctx.ops.gemm(dz, w_down, variant="nn")
     du, a = ctx.ops.swiglu_backward(da, u) if ctx.e.gated else ctx.ops.gelu_backward(da, u)
-    dy = ctx.ops.gemm(du, w_up, "nn")
+    dy = ctx.ops.gemm(du, w_up, variant="nn")
     return (dy, du) if ctx.e.megatron else (dy, a, du)
 
 

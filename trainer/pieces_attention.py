@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 
 
 def _project(ctx: PieceContext, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    qkv: Tensor = ctx.ops.gemm(y, weight, "nt", None, bias)
+    qkv: Tensor = ctx.ops.gemm(y, weight, bias)
     if ctx.e.rotary:
         ctx.ops.rope_forward(_turned(ctx, qkv), *ctx.rank.rope())
     return qkv
@@ -126,7 +126,7 @@ def _unproject(ctx: PieceContext, dqkv: Tensor, weight: Tensor) -> Tensor:
     """Undo rotary in place, then the input gradient of the QKV product."""
     if ctx.e.rotary:
         ctx.ops.rope_backward(_turned(ctx, dqkv), *ctx.rank.rope())
-    dy: Tensor = ctx.ops.gemm(dqkv, weight, "nn")
+    dy: Tensor = ctx.ops.gemm(dqkv, weight, variant="nn")
     return dy
 
 
@@ -139,7 +139,7 @@ def core_forward(ctx: PieceContext, y: Tensor, w_qkv: Tensor, *rest: Tensor) -> 
     bias, w_out = (rest[0], rest[1]) if ctx.e.qkv_bias else (None, rest[0])
     qkv = _project(ctx, y, w_qkv, bias)
     attended = _attend(ctx, qkv)
-    return ctx.ops.gemm(attended[0], w_out, "nt"), qkv, *attended
+    return ctx.ops.gemm(attended[0], w_out, variant="nt"), qkv, *attended
 
 
 @piece("I", "attn.core")
@@ -147,7 +147,7 @@ def core_input_gradient(
     ctx: PieceContext, dz: Tensor, w_out: Tensor, w_qkv: Tensor, qkv: Tensor, o: Tensor, lse: Tensor, *kept: Tensor
 ) -> Results:
     """→ dy (T, h), dqkv."""
-    dqkv = _attend_backward(ctx, ctx.ops.gemm(dz, w_out, "nn"), qkv, o, lse, *kept)
+    dqkv = _attend_backward(ctx, ctx.ops.gemm(dz, w_out, variant="nn"), qkv, o, lse, *kept)
     return _unproject(ctx, dqkv, w_qkv), dqkv
 
 
@@ -176,13 +176,13 @@ def sdpa_forward(ctx: PieceContext, qkv: Tensor) -> Results:
 @piece("F", "attn.proj")
 def proj_forward(ctx: PieceContext, o: Tensor, weight: Tensor) -> Results:
     """→ z (T, h)."""
-    return (ctx.ops.gemm(o, weight, "nt"),)
+    return (ctx.ops.gemm(o, weight, variant="nt"),)
 
 
 @piece("I", "attn.proj")
 def proj_input_gradient(ctx: PieceContext, dz: Tensor, weight: Tensor) -> Results:
     """→ do (T, q)."""
-    return (ctx.ops.gemm(dz, weight, "nn"),)
+    return (ctx.ops.gemm(dz, weight, variant="nn"),)
 
 
 @piece("I", "attn.sdpa")

@@ -68,7 +68,7 @@ def embed_out_backward(ctx: PieceContext, d: Tensor, *rest: Tensor) -> Results:
 @piece("F", "head.logits")
 def logits_forward(ctx: PieceContext, y: Tensor, weight: Tensor) -> Results:
     """y (T, h) → logits (T, V), rowmax (T,); Megatron-LM's: logits16, its copy in the statistics' type, rowmax."""
-    logits = ctx.ops.gemm(y, weight, "nt")
+    logits = ctx.ops.gemm(y, weight, variant="nt")
     if not ctx.e.megatron:
         return logits, ctx.ops.ce_max(logits, ctx.rank.vocab_valid)
     wide = logits.to(DTYPES[ctx.e.stat], copy=True)
@@ -98,12 +98,12 @@ def fused_head(ctx: PieceContext, y: Tensor, weight: Tensor, targets: Tensor, lo
     first, valid = rank.vocab_first, rank.vocab_valid
     chunks = zip(y.chunk(ctx.e.loss_chunks), targets.chunk(ctx.e.loss_chunks), dy.chunk(ctx.e.loss_chunks), strict=True)
     for rows, wanted, gradient in chunks:
-        logits = ops.gemm(rows, weight, "nt")
+        logits = ops.gemm(rows, weight, variant="nt")
         row_max = ops.ce_max(logits, valid)
         sums = ops.ce_exp(logits, row_max, wanted, first, valid)
         ops.ce_loss(logits, row_max, sums, wanted, loss, first, valid, rank.loss_scale)
-        gradient.copy_(ops.gemm(logits, weight, "nn"))
-        ops.gemm(logits, rows, "tn+acc32", grad)
+        gradient.copy_(ops.gemm(logits, weight, variant="nn"))
+        ops.gemm(logits, rows, None, grad, "tn+acc32")
     return (dy,)
 
 
@@ -111,9 +111,9 @@ def fused_head(ctx: PieceContext, y: Tensor, weight: Tensor, targets: Tensor, lo
 def logits_input_gradient(ctx: PieceContext, dlogits: Tensor, weight: Tensor) -> Results:
     """→ dy (T, h); Megatron-LM's: first the gradient of the logits in the computing type."""
     if not ctx.e.megatron:
-        return (ctx.ops.gemm(dlogits, weight, "nn"),)
+        return (ctx.ops.gemm(dlogits, weight, variant="nn"),)
     narrow = dlogits.to(weight.dtype, copy=True)
-    return narrow, ctx.ops.gemm(narrow, weight, "nn")
+    return narrow, ctx.ops.gemm(narrow, weight, variant="nn")
 
 
 @piece("W", "head.logits")

@@ -135,7 +135,7 @@ def test_adamw_equals_its_formula_with_decay_on_given_stretches(dtype: torch.dty
 def test_gradient_accumulation_of_bf16_products_is_in_fp32() -> None:
     a, b = torch.randn(64, 4).bfloat16(), torch.randn(64, 6).bfloat16()
     out = torch.ones(4, 6)
-    registry.op("gemm")(a, b, "tn+acc32", out)
+    registry.op("gemm")(a, b, None, out, "tn+acc32")
     assert torch.allclose(out, a.float().t() @ b.float() + 1, atol=1e-5)
 
 

@@ -1,0 +1,131 @@
+"""Per-rank extents and choices of one plan: what every tensor of a unit is measured in, and which lines it has.
+
+Legend: T tokens of a micro-batch, S tokens this rank's residual stream holds (T/t under sequence parallelism), h
+hidden, q/kv/f/V the rank's share of attention, key-value, feed-forward and vocabulary columns. Activations are
+(tokens, columns) with tokens in (position, sample) order, so that a shard of the sequence is a contiguous stretch of
+rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plan.deepspeed import Gradients, gradient_way, is_deepspeed, runs_megatron_layers
+from plan.model import Model, RopeScaling
+from plan.parallel import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class UnitShape:
+    """Extents of one rank, the numbers a unit's operators are given, and the choices that select among its lines."""
+
+    batch: int  # sequences in a micro-batch
+    seq: int
+    tokens: int  # T
+    local_tokens: int  # S
+    hidden: int
+    heads: int  # on this rank
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int  # columns of the local logits
+    whole_vocab: int  # without padding, over all ranks
+    whole_heads: int
+    max_positions: int
+    tp: int
+    sequence_parallel: bool
+    gated: bool
+    rms: bool
+    rotary: bool
+    alibi: bool
+    learned: bool
+    embedding_norm: bool
+    bias: bool
+    qkv_bias: bool
+    dropout: float
+    attention_dropout: float
+    norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    loss_scale: float  # makes sums over rows, micro-batches and ranks a mean over the global batch
+    unfused: bool
+    attention: str
+    megatron: bool  # what Megatron-LM's layers keep and launch
+    serial: bool  # autograd's order: no collective beside a weight gradient
+    gradients: Gradients  # how a weight gradient reaches the main gradient
+    loss_chunks: int
+    dtype: str
+    stat: str  # dtype of statistics and losses
+    gradient: str  # dtype of main gradients
+
+    @property
+    def q(self) -> int:
+        """Columns of the rank's queries."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv(self) -> int:
+        """Columns of the rank's keys (and of its values)."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def qkv(self) -> int:
+        """Columns of the fused projection."""
+        return self.q + 2 * self.kv
+
+    @property
+    def up(self) -> int:
+        """Columns of the up (or fused gate and up) projection."""
+        return (2 if self.gated else 1) * self.ffn
+
+    @property
+    def made(self) -> str:
+        """dtype of a gradient as a backward makes it."""
+        return self.dtype if self.gradients == "apart" else self.gradient
+
+
+def unit_shape(model: Model, plan: Plan) -> UnitShape:
+    """Per-rank extents of `model` under `plan`; divisibility is `plan.run.rules`' business."""
+    t = plan.tensor_parallel
+    tokens = plan.micro_batch_size * model.seq_length
+    sp = plan.sequence_parallel and t > 1
+    return UnitShape(
+        batch=plan.micro_batch_size,
+        seq=model.seq_length,
+        tokens=tokens,
+        local_tokens=tokens // t if sp else tokens,
+        hidden=model.hidden,
+        heads=model.heads // t,
+        kv_heads=model.kv_heads // t,
+        head_dim=model.head_dim,
+        ffn=model.ffn // t,
+        vocab=model.padded_vocab(t) // t,
+        whole_vocab=model.vocab,
+        whole_heads=model.heads,
+        max_positions=model.max_positions,
+        tp=t,
+        sequence_parallel=sp,
+        gated=model.gated,
+        rms=model.norm == "rmsnorm",
+        rotary=model.positions == "rotary",
+        alibi=model.positions == "alibi",
+        learned=model.positions == "learned",
+        embedding_norm=model.embedding_norm,
+        bias=model.bias,
+        qkv_bias=model.qkv_bias,
+        dropout=model.dropout,
+        attention_dropout=model.attention_dropout,
+        norm_eps=model.norm_eps,
+        rope_theta=model.rope_theta,
+        rope_scaling=model.rope_scaling,
+        loss_scale=1.0 / (plan.global_batch_size * model.seq_length),
+        unfused=plan.attention == "unfused",
+        attention=plan.attention,
+        megatron=runs_megatron_layers(plan),
+        serial=is_deepspeed(plan),
+        gradients=gradient_way(plan),
+        loss_chunks=plan.loss_chunks,
+        dtype=plan.precision,
+        stat="fp64" if plan.precision == "fp64" else "fp32",
+        gradient=plan.gradient_dtype,
+    )
