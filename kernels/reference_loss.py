@@ -72,6 +72,11 @@ def local_targets(targets: Tensor, first: int, valid: int) -> tuple[Tensor, Tens
 # ---------------------------------------------------------------- optimizer
 
 
+def not_finite(stats: Tensor) -> Tensor:
+    """(): 1 where any of some sums is infinite or no number, else 0, fp32; stays on the device."""
+    return (stats * 0.0).sum().ne_(0.0).to(torch.float32)  # 0 times either is no number, which is not equal to 0
+
+
 def clip_coefficient(sum_of_squares: Tensor, max_norm: float) -> Tensor:
     """What gradients are multiplied by so that their norm is at most `max_norm` (0: no clipping); stays on the
     device."""
@@ -94,12 +99,13 @@ def adamw(
     eps: float = 1e-8,
     weight_decay: float = 0.0,
     step: int = 1,
+    found_inf: Tensor | None = None,
 ) -> None:
     """One AdamW step (Loshchilov and Hutter 2019) of flat tensors (n,), in place, in a single fused pass.
 
     The gradient is first multiplied by `coefficient` (0-d), in place. `decayed` lists the [start, end) stretches that
     weight decay applies to. `weight` receives a copy in its own type when it is not the master itself. `step` counts
-    from 1.
+    from 1. Where `found_inf` (0-d, fp32, on the same device) is 1, nothing but the gradient changes.
     """
     scale = None
     if master.dtype == torch.float64:  # the fused pass reads its scale in fp32, which would cost fp64 runs their digits
@@ -126,7 +132,7 @@ def adamw(
                 amsgrad=False,
                 maximize=False,
                 grad_scale=scale,
-                found_inf=None,
+                found_inf=found_inf,
             )
     if weight is not None and weight.data_ptr() != master.data_ptr():
         weight.copy_(master)

@@ -157,6 +157,7 @@ def adamw(
     eps: float = 1e-8,
     weight_decay: float = 0.0,
     step: int = 1,
+    found_inf: Tensor | None = None,
 ) -> None:
     """One pass over each stretch that decays, and each that does not; the low-precision copy is written on the way."""
     copy = weight if weight is not None and weight.data_ptr() != master.data_ptr() else None
@@ -166,7 +167,8 @@ def adamw(
         numbers = AdamWStep(lr, step, betas[0], betas[1], eps, decay)
         for a, b in stretches:
             p, m, v, g = (t[a:b] for t in (master, exp_avg, exp_avg_sq, grad))
-            adamw_step(p, m, v, g, numbers, grad_scale=scale, copy=None if copy is None else copy[a:b])
+            low = None if copy is None else copy[a:b]
+            adamw_step(p, m, v, g, numbers, grad_scale=scale, found_inf=found_inf, copy=low)
 
 
 FUSED: dict[str, Callable[..., Any]] = {

@@ -1,6 +1,8 @@
-"""What every test shares: fixed random draws (many more under `make soak`) and a short run to start from."""
+"""What every test shares: fixed random draws (many more under `make soak`, counted at its end) and a short run to start
+from."""
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -31,3 +33,15 @@ def tiny() -> Callable[..., Run]:
         return load(merge(TINY, sections))
 
     return build
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What tests counted with `record_property(what, number)`, over all of them; under `make soak` alone."""
+    counted: Counter[str] = Counter()
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.getreports(outcome):
+            counted.update({what: n for what, n in report.user_properties if isinstance(n, int)})
+    if counted and os.environ.get("WINDTUNNEL_SOAK"):
+        terminalreporter.section("counted")
+        for what, n in sorted(counted.items()):
+            terminalreporter.line(f"{n:8} {what}")

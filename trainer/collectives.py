@@ -22,6 +22,7 @@ from trainer.storage import Storage
 
 Body = Callable[[], None]
 Start = Callable[[], Any]
+REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 IN_STREAM = torch.__version__ >= "2.8"  # torch compares it as a version
 """Whether a synchronous collective runs in the current stream; before, it used one of the backend's."""
 
@@ -32,6 +33,11 @@ def check_known(instruction: Instruction) -> None:
     if comm is not None and comm.op not in ("all_reduce", "all_gather", "reduce_scatter", "send", "recv"):
         raise InputError(
             f"communication {comm.op} ({instruction.piece}) cannot be trained; set plan.implementation: windtunnel"
+        )
+    if comm is not None and comm.op in ("all_reduce", "reduce_scatter") and comm.reduce not in REDUCTIONS:
+        raise InputError(
+            f"communication {comm.op} ({instruction.piece}) reduces by {comm.reduce or 'nothing'}; what can be trained "
+            f"is {' or '.join(REDUCTIONS)}"
         )
 
 
@@ -61,7 +67,7 @@ def _beginning(
     table, in_stream = storage.table, storage.device.type == "cuda"
     if comm.op == "all_reduce":
         options: Any = AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.MAX if comm.reduce == "max" else dist.ReduceOp.SUM
+        options.reduceOp = REDUCTIONS[comm.reduce]
         options.asyncOp = not in_stream
         reduce = group.allreduce
         return lambda: reduce([table[written]], options)
@@ -69,7 +75,7 @@ def _beginning(
         return _gathering(storage, group, ranks, rank, read, written)
     if comm.op == "reduce_scatter":
         options = ReduceScatterOptions()
-        options.reduceOp = dist.ReduceOp.SUM
+        options.reduceOp = REDUCTIONS[comm.reduce]
         options.asyncOp = not in_stream
         scatter = group._reduce_scatter_base
         return lambda: scatter(table[written], table[read], options)

@@ -17,6 +17,7 @@ from typing import TypeVar, cast
 import torch
 
 from kernels.reference_layer import Mask
+from kernels.reference_loss import clip_coefficient, not_finite
 from plan.compile import coordinates as compiled_coordinates
 from plan.model import Model, RopeScaling
 from plan.pieces.shapes import Extents, extents
@@ -31,12 +32,15 @@ SITE_EMBED, SITE_ATTENTION, SITE_MLP, SITE_PROBABILITIES = range(4)
 
 @dataclass(slots=True)
 class StepState:
-    """What changes from step to step: the 0-based step, its learning rate, and the sums its last instruction read."""
+    """What changes from step to step: the 0-based step, its learning rate, how many steps before it the optimizer left
+    out, what it takes from the statistics (`trainer.nonfinite`), and the sums the last instruction read."""
 
     step: int = 0
     lr: float = 0.0
     sum_of_squares: float = math.nan
     loss: float = math.nan
+    skipped: int = 0
+    scales: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,15 @@ class RankContext:
         if key not in self._cache:
             self._cache[key] = make()
         return cast("T", self._cache[key])
+
+    def update_scales(self, stats: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What STEP takes from the statistics [Σ g², loss], for all buckets of a step alike: what gradients are
+        multiplied by, and 1 where the step is left out because a statistic is not finite (None: it never is)."""
+        kept = self.state.scales
+        if stats.data_ptr() not in kept:
+            left_out = None if self.run.train.nonfinite == "continue" else not_finite(stats)
+            kept[stats.data_ptr()] = (clip_coefficient(stats[0], self.run.optimizer.clip_norm), left_out)
+        return kept[stats.data_ptr()]
 
     def alibi(self, scale: float) -> Tensor:
         """(heads, seq, seq): this rank's ALiBi bias, slope · (key − query), over `scale`, which the softmax applies."""

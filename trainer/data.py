@@ -4,6 +4,10 @@
 every machine. It is written once to a cache folder. Any other path names a `.npy` file of integers (one dimension, any
 integer type).
 
+Ids outside the vocabulary are refused, by position and value, before a step reads them: a file of up to 1 GB is looked
+through when it is opened; of a larger one each rank looks at the whole global batch of a step, so that all ranks refuse
+alike, while the step before it runs.
+
 The text is cut into windows of seq + 1 tokens; a keyed permutation of the windows orders every epoch. Sample s of the
 global batch at step t is window (t · global batch + s), whichever rank asks, so the order of samples does not depend on
 the layout.
@@ -14,7 +18,9 @@ from __future__ import annotations
 import hashlib
 import os
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -26,15 +32,24 @@ from plan.run import Run
 
 Tensor = torch.Tensor
 ROUNDS = 4
+WHOLE_BYTES = 10**9
+PART = 1 << 24  # ids looked at in one go
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
 class TokenFile:
-    """Sequences of a token file. `tokens` is one-dimensional; every id must be below the model's vocabulary (checked on
-    what is read)."""
+    """Sequences of a token file. `tokens` is one-dimensional. Raises InputError where it is too short, or holds an id
+    outside the vocabulary; beyond `whole_bytes` ids are looked at batch by batch."""
 
     def __init__(
-        self, tokens: np.ndarray, seq: int, global_batch: int, seed: int, vocab: int, name: str = "tokens"
+        self,
+        tokens: np.ndarray,
+        seq: int,
+        global_batch: int,
+        seed: int,
+        vocab: int,
+        name: str = "tokens",
+        whole_bytes: int = WHOLE_BYTES,
     ) -> None:
         self.tokens, self.seq, self.global_batch, self.seed, self.vocab, self.name = (
             tokens,
@@ -47,21 +62,61 @@ class TokenFile:
         self.windows = (len(tokens) - 1) // seq
         if self.windows < 1:
             raise InputError(f"{name} holds {len(tokens)} tokens; one sequence of seq_length {seq} needs {seq + 1}")
+        self.checked = tokens.nbytes <= whole_bytes
+        if self.checked:
+            for first in range(0, len(tokens), PART):
+                self._check(first, tokens[first : first + PART])
 
     def batch(self, step: int, samples: tuple[int, ...]) -> Tensor:
-        """(samples, seq + 1) int64. Raises InputError for a token outside the vocabulary."""
-        grid = np.stack([self._sequence(step * self.global_batch + s) for s in samples])
-        if (largest := int(grid.max())) >= self.vocab:
-            raise InputError(
-                f"{self.name} holds token {largest}; the model's vocabulary is {self.vocab}: "
-                f"set model.vocab to at least {largest + 1}"
-            )
-        return torch.from_numpy(grid)
+        """(samples, seq + 1) int64. Raises InputError for an id outside the vocabulary."""
+        sequences = []
+        for sample in samples:
+            first = self._first(step * self.global_batch + sample)
+            ids = self.tokens[first : first + self.seq + 1]
+            if not self.checked:
+                self._check(first, ids)
+            sequences.append(ids.astype(np.int64))
+        return torch.from_numpy(np.stack(sequences))
 
-    def _sequence(self, number: int) -> np.ndarray:
+    def check(self, step: int) -> None:
+        """Look at every id of a step's global batch. Raises InputError for one outside the vocabulary."""
+        for sample in range(0 if self.checked else self.global_batch):
+            first = self._first(step * self.global_batch + sample)
+            self._check(first, self.tokens[first : first + self.seq + 1])
+
+    @contextmanager
+    def checks_ahead(self, steps: int) -> Iterator[Callable[[int], None]]:
+        """`check` of one step after another, from 0: each but the first is done while the step before it runs."""
+        if self.checked:
+            yield lambda step: None
+            return
+        with ThreadPoolExecutor(1, "data") as pool:
+            ahead = [pool.submit(self.check, 0)]
+
+            def checked(step: int) -> None:
+                ahead.pop().result()
+                if step + 1 < steps:
+                    ahead.append(pool.submit(self.check, step + 1))
+
+            yield checked
+
+    def _first(self, number: int) -> int:
+        """Where in the file the `number`-th sequence of the run begins."""
         epoch, place = divmod(number, self.windows)
-        first = permuted(place, self.windows, f"{self.seed}/{epoch}") * self.seq
-        return self.tokens[first : first + self.seq + 1].astype(np.int64)
+        return permuted(place, self.windows, f"{self.seed}/{epoch}") * self.seq
+
+    def _check(self, first: int, ids: np.ndarray) -> None:
+        """Raises InputError for an id outside the vocabulary; `first`: where in the file `ids` begin."""
+        largest = int(ids.max())
+        if ids.min() >= 0 and largest < self.vocab:
+            return
+        at = int(np.argmax((ids < 0) | (ids >= self.vocab)))
+        found = int(ids[at])
+        way = "ids begin at 0" if found < 0 else f"set model.vocab to at least {max(found, largest) + 1}"
+        raise InputError(
+            f"{self.name} holds token {found} at position {first + at}; the model's vocabulary is {self.vocab}, so ids "
+            f"are 0 to {self.vocab - 1}: {way}"
+        )
 
 
 def permuted(place: int, size: int, key: str) -> int:

@@ -12,10 +12,11 @@ are in the program.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from plan.run import Run
 from trainer import pieces_attention, pieces_ends, pieces_step
 from trainer.bodies import Body, computation
 from trainer.collectives import check_known, communication
-from trainer.context import PieceContext, RankContext, coordinates
+from trainer.context import PieceContext, RankContext, StepState, coordinates
 from trainer.feed import Batches
 from trainer.graphs_cuda import StepGraphs, capturable
 from trainer.groups import members
@@ -48,12 +49,18 @@ WAIT_S = 300.0
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """One optimizer step: mean loss over the global batch, gradient norm before clipping, wall time, stamps of a
-    recorded step."""
+    recorded step, and how many steps so far the optimizer left out because one of the two was not finite."""
 
     loss: float
     grad_norm: float
     time_s: float
     stamps: Mapping[int, Stamp]
+    skipped: int = 0
+
+    @property
+    def finite(self) -> bool:
+        """Whether loss and gradient norm are: the same on every rank, since both are sums over all that share them."""
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
 class Executor:
@@ -91,8 +98,7 @@ class Executor:
 
     def step(self, step: int, record: bool = False) -> StepResult:
         """Run step `step` (0-based). Raises StreamError when a stream fails or a wait runs out."""
-        state = self.context.state
-        state.step, state.lr = step, learning_rate(self.run.optimizer, step)
+        state = self._begin(step)
         if self._steps == 1 and self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)  # a compiler tries candidates in the first step
         self._steps += 1
@@ -106,8 +112,27 @@ class Executor:
             else:
                 self.graphs.issue()
             self.streams.drain(self._counts)
-        stamps = self.streams.finish()
-        return StepResult(state.loss, state.sum_of_squares**0.5, time.perf_counter() - began, stamps)
+        stamps, time_s = self.streams.finish(), time.perf_counter() - began
+        result = StepResult(state.loss, state.sum_of_squares**0.5, time_s, stamps, state.skipped)
+        if not result.finite and self.run.train.nonfinite != "continue":
+            state.skipped += 1
+            result = replace(result, skipped=state.skipped)
+        return result
+
+    def repeat(self, step: int, ops: Sequence[Op]) -> None:
+        """Run a step's instructions again as `ops`, one by one. Raises StreamError as `step` does."""
+        self._begin(step)
+        with self.thread_context(), torch.no_grad():
+            self.streams.begin(step, record=False)
+            self.streams.issue_all(ops)
+            self.streams.drain(self._counts)
+        self.streams.finish()
+
+    def _begin(self, step: int) -> StepState:
+        state = self.context.state
+        state.step, state.lr = step, learning_rate(self.run.optimizer, step)
+        state.scales.clear()
+        return state
 
     def parameters(self) -> dict[str, Tensor]:
         """This rank's parameters by name, as it holds them (a tensor-parallel rank its share), views of the live

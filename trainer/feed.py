@@ -39,7 +39,9 @@ class Feed:
 
     def ids(self, step: int, micro: int, shift: int) -> Tensor:
         """(T,) int64 in (position, sample) order: the ids of a micro-batch, `shift` tokens on."""
-        ids = self._grid(step, micro)[:, shift : shift + self.seq].t().contiguous().view(-1)
+        # a copy even of one sequence, which is contiguous already: what is given away owns its bytes and no others
+        ids = self._grid(step, micro)[:, shift : shift + self.seq].t().clone(memory_format=torch.contiguous_format)
+        ids = ids.view(-1)
         if not self.keeps:
             return ids
         if (micro, shift) not in self._kept:

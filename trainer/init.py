@@ -1,64 +1,151 @@
 """Initial weights, the same under every layout: a pure function of (seed, parameter name, element of the full tensor).
 
 A full tensor is cut into blocks of whole rows; block i is drawn from a Philox generator keyed by (seed, name, i). A
-rank draws only the blocks its shard touches, one at a time. Rows of the vocabulary's padding are zero, so padding
-(which depends on the layout) changes nothing. Draws are fp32 and then converted, so that fp64, fp32 and bf16 runs of a
-seed start from the same point.
+rank draws only the blocks its share touches, on all its cores: numpy lets other threads run while it draws. Rows of the
+vocabulary's padding are zero, so padding (which depends on the layout) changes nothing. Draws are fp32 and then
+converted, so that fp64, fp32 and bf16 runs of a seed start from the same point.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import os
+import queue
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from plan.compile.parameters import HEAD, TABLE
 from plan.model import Model
-from plan.program import Param
+from plan.program import Bucket, Param
 from trainer.context import RankContext
 from trainer.pieces_step import share_of
 from trainer.storage import Storage
 
 Tensor = torch.Tensor
+Progress = Callable[[int, int], None]
 BLOCK_ELEMENTS = 1 << 20
 
 
-def initialise(storage: Storage, context: RankContext) -> None:
-    """Fill the flat weights and master copies of a rank; optimizer state and gradients are zero already."""
-    for param in storage.program.params:
-        bucket = storage.program.buckets[param.bucket]
-        share = share_of(bucket, context.coords.dp)
-        targets = {bucket.weight_buffer: share if bucket.weights_sharded else slice(0, bucket.numel)}
-        targets.setdefault(bucket.master_buffer, share)
-        for rows, values in shard(param, context.model, context.run.train.seed, context.coords.tp):
-            begin = param.offset + rows.start * (param.local_numel // param.local_shape[0])
-            for buffer, held in targets.items():
-                _fill(storage.tensor(buffer), held, begin, torch.from_numpy(values).reshape(-1))
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A part of a rank's share of a parameter, from one block: rows `first` to `last` of the full tensor, `at` and on
+    of the local one."""
+
+    param: Param
+    block: int
+    first: int
+    last: int
+    at: int
+
+    @property
+    def elements(self) -> tuple[int, int]:
+        """Where in the bucket it begins and ends."""
+        row = self.param.local_numel // self.param.local_shape[0]
+        begin = self.param.offset + self.at * row
+        return begin, begin + (self.last - self.first) * row
+
+
+def initialise(storage: Storage, context: RankContext, progress: Progress = lambda done, total: None) -> None:
+    """Fill the flat weights and master copies of a rank; optimizer state and gradients are zero already. `progress` is
+    told how many of how many parts are drawn."""
+    program, coords = storage.program, context.coords
+    held = [_held(bucket, share_of(bucket, coords.dp)) for bucket in program.buckets]
+    draws = [
+        draw
+        for param in program.params
+        for draw in _draws(param, coords.tp)
+        if any(_common(draw.elements, stretch) for stretch in held[param.bucket].values())
+    ]
+    buffers: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
+    threads = max(1, min(_cores(context), len(draws)))
+    largest = max((_block_rows(d.param) * _width(d.param) for d in draws), default=1)
+    for _ in range(threads):  # made here: a thread of its own would pin memory for another device
+        buffers.put(torch.empty(largest, pin_memory=storage.device.type == "cuda"))
+
+    def fill(draw: Draw) -> None:
+        buffer = buffers.get()
+        drawn = _drawn(draw, context.model, context.run.train.seed, coords.tp, buffer)
+        for place, stretch in held[draw.param.bucket].items():
+            _fill(storage.tensor(place), stretch, draw.elements[0], drawn)
+        buffers.put(buffer)
+
+    with _one_core_each(), ThreadPoolExecutor(threads, "weights", *_on_device(storage.device)) as pool:
+        for done, _ in enumerate(pool.map(fill, draws), 1):
+            progress(done, len(draws))
+
+
+def _held(bucket: Bucket, share: slice) -> dict[int, slice]:
+    """The buffers of a bucket that hold weights, and which stretch of it each holds."""
+    held = {bucket.weight_buffer: share if bucket.weights_sharded else slice(0, bucket.numel)}
+    held.setdefault(bucket.master_buffer, share)
+    return held
+
+
+def _common(elements: tuple[int, int], held: slice) -> bool:
+    return max(elements[0], held.start) < min(elements[1], held.stop)
+
+
+def _cores(context: RankContext) -> int:
+    """How many threads draw: the run's on a CPU, else this rank's share of the machine."""
+    if context.device.type == "cpu":
+        return context.run.cluster.threads_per_rank
+    return len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+@contextmanager
+def _one_core_each() -> Iterator[None]:
+    """Threads started here run torch's operators on one core each."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _on_device(device: torch.device) -> tuple[Callable[[torch.device], None], tuple[torch.device]] | tuple[()]:
+    """What a thread does first: a new one would use the first device."""
+    return (torch.cuda.set_device, (device,)) if device.type == "cuda" else ()
 
 
 def _fill(target: Tensor, held: slice, begin: int, drawn: Tensor) -> None:
     """Copy fp32 values that start at element `begin` of a bucket into a tensor that holds the stretch `held` of it."""
     low, high = max(begin, held.start), min(begin + drawn.numel(), held.stop)
     if low < high:
-        target[low - held.start : high - held.start].copy_(drawn[low - begin : high - begin])
+        part = drawn[low - begin : high - begin]
+        # converted where it is wanted: a copy to another device would convert on the host, on one core
+        target[low - held.start : high - held.start].copy_(part.to(target.device))
 
 
 def shard(param: Param, model: Model, seed: int, tp: int) -> Iterator[tuple[slice, np.ndarray]]:
     """(rows of the local tensor, values) that make up tensor-parallel rank `tp`'s share of a parameter, fp32."""
-    kind, _, deviation = param.init.partition(":")
-    if kind != "normal":
-        yield slice(0, param.local_shape[0]), np.full(param.local_shape, float(kind == "ones"), np.float32)
-        return
-    width = param.full_shape[1] if len(param.full_shape) > 1 else 1
-    columns = _local_columns(param, tp)
-    at = 0
+    for draw in _draws(param, tp):
+        rows = draw.last - draw.first
+        buffer = torch.empty(_block_rows(param) * _width(param))
+        values = _drawn(draw, model, seed, tp, buffer).numpy().reshape(rows, *param.local_shape[1:])
+        yield slice(draw.at, draw.at + rows), values
+
+
+def _draws(param: Param, tp: int) -> Iterator[Draw]:
+    rows, at = _block_rows(param), 0
     for first, last in _local_rows(param, tp):
-        for block_first, block in _blocks(param, model, seed, float(deviation), width, first, last):
-            values = block[max(first - block_first, 0) : last - block_first, columns]
-            yield slice(at, at + len(values)), values.reshape(len(values), *param.local_shape[1:])
-            at += len(values)
+        for block in range(first // rows, -(-last // rows)):
+            low, high = max(first, block * rows), min(last, (block + 1) * rows)
+            yield Draw(param, block, low, high, at)
+            at += high - low
+
+
+def _width(param: Param) -> int:
+    return param.full_shape[1] if len(param.full_shape) > 1 else 1
+
+
+def _block_rows(param: Param) -> int:
+    return max(1, min(BLOCK_ELEMENTS // _width(param), param.full_shape[0]))
 
 
 def _local_rows(param: Param, tp: int) -> list[tuple[int, int]]:
@@ -74,24 +161,22 @@ def _local_rows(param: Param, tp: int) -> list[tuple[int, int]]:
     return stretches
 
 
-def _local_columns(param: Param, tp: int) -> slice:
-    if param.shard_dim != 1:
-        return slice(None)
-    return slice(tp * param.local_shape[1], (tp + 1) * param.local_shape[1])
-
-
-def _blocks(
-    param: Param, model: Model, seed: int, deviation: float, width: int, first: int, last: int
-) -> Iterator[tuple[int, np.ndarray]]:
-    """(first row, values (rows, width)) of the blocks that cover rows [first, last)."""
-    rows = max(1, BLOCK_ELEMENTS // width)
+def _drawn(draw: Draw, model: Model, seed: int, tp: int, buffer: Tensor) -> Tensor:
+    """The values of a part, flat fp32, in the memory of `buffer`, which holds a block."""
+    param = draw.param
+    kind, _, deviation = param.init.partition(":")
+    count = draw.elements[1] - draw.elements[0]
+    if kind != "normal":
+        return buffer[:count].fill_(float(kind == "ones"))
+    begin, width = draw.block * _block_rows(param), _width(param)
+    rows = min(_block_rows(param), param.full_shape[0] - begin)
     name = param.tied_to or param.name
-    for index in range(first // rows, -(-last // rows)):
-        begin = index * rows
-        count = min(rows, param.full_shape[0] - begin)
-        key = hashlib.blake2b(f"{seed}/{name}/{index}".encode(), digest_size=16).digest()
-        generator = np.random.Generator(np.random.Philox(key=np.frombuffer(key, np.uint64)))
-        values = generator.standard_normal((count, width), dtype=np.float32) * np.float32(deviation)
-        if name in (TABLE, HEAD) and begin + count > model.vocab:
-            values[max(model.vocab - begin, 0) :] = 0
-        yield begin, values
+    key = hashlib.blake2b(f"{seed}/{name}/{draw.block}".encode(), digest_size=16).digest()
+    generator = np.random.Generator(np.random.Philox(key=np.frombuffer(key, np.uint64)))
+    values = buffer[: rows * width].view(rows, width)
+    generator.standard_normal(dtype=np.float32, out=values.numpy())
+    values *= float(np.float32(deviation))
+    if name in (TABLE, HEAD) and begin + rows > model.vocab:
+        values[max(model.vocab - begin, 0) :] = 0
+    columns = slice(tp * param.local_shape[1], (tp + 1) * param.local_shape[1]) if param.shard_dim == 1 else slice(None)
+    return values[draw.first - begin : draw.last - begin, columns].reshape(-1)

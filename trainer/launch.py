@@ -29,6 +29,7 @@ from plan.sound import compile_proved
 from trainer.data import open_data
 from trainer.heartbeat import Silence, Watch, silent_s
 from trainer.log import plain
+from trainer.nonfinite import NotFinite
 from trainer.run import check_trainable, main
 from trainer.status import read
 
@@ -132,6 +133,9 @@ def _explained(run: Run, folder: Path, exits: dict[int, int], silence: Silence |
     wrong = [text.removeprefix("input: ") for text in said.values() if text.startswith("input: ")]
     if wrong:
         return InputError(wrong)
+    stopped = [text.removeprefix("stop: ") for text in said.values() if text.startswith("stop: ")]
+    if stopped:  # every rank found the same
+        return NotFinite(f"{stopped[0]}; {folder} holds what was trained")
     first = _first(exits, said) if silence is None else silence.rank
     how = _how(exits.get(first), said.get(first, "")) if silence is None else _silent(silence)
     places = [f"  {where(folder, rank, compile_run(run))}" for rank in range(run.plan.world)]

@@ -2,7 +2,7 @@
 
 Only rank 0 writes. Keys of a step: `step` (from 0), `loss`, `grad_norm` (before clipping), `lr`, `step_time_s`,
 `tokens_per_s`, `mfu` (null where no data sheet states the device's peak), `peak_allocated_gib` (this rank's),
-`recorded`.
+`recorded`, `skipped` (steps so far that `train.nonfinite` left out).
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class RunLog:
             "mfu": None if self._peak is None else flops / result.time_s / self._peak,
             "peak_allocated_gib": peak_bytes / GIB,
             "recorded": recorded,
+            "skipped": result.skipped,
         }
         self._steps.write(json.dumps(line, allow_nan=False) + "\n")
         self._steps.flush()

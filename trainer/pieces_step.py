@@ -157,24 +157,24 @@ def _adamw(
     state: tuple[Tensor, Tensor, Tensor, Tensor | None],
 ) -> None:
     """One step of this rank's share of a bucket; `state`: master, exp_avg, exp_avg_sq, and weights that follow."""
-    from kernels.reference_loss import clip_coefficient
-
     master, exp_avg, exp_avg_sq, weight = state
     rank, optimizer = ctx.rank, ctx.rank.run.optimizer
     bucket = rank.program.buckets[ctx.unit]
+    coefficient, left_out = rank.update_scales(stats)
     adamw(
         master,
         gradient,
         exp_avg,
         exp_avg_sq,
-        clip_coefficient(stats[0], optimizer.clip_norm),
+        coefficient,
         weight,
         rank.kept(("decayed", bucket.index), lambda: decayed(ctx, bucket, share_of(bucket, rank.coords.dp))),
         lr=rank.state.lr,
         betas=optimizer.betas,
         eps=optimizer.eps,
         weight_decay=optimizer.weight_decay,
-        step=rank.state.step + 1,
+        step=rank.state.step + 1 - rank.state.skipped,
+        found_inf=left_out,
     )
 
 

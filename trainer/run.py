@@ -22,11 +22,12 @@ from plan.errors import InputError
 from plan.program import StepProgram
 from plan.run import Run, canonical_json, load
 from trainer.clocks import clocks
-from trainer.data import open_data
-from trainer.executor import Executor
+from trainer.data import TokenFile, open_data
+from trainer.executor import Executor, StepResult
 from trainer.groups import Communicators
 from trainer.heartbeat import Heartbeat
 from trainer.log import RunLog
+from trainer.nonfinite import NotFinite, explain
 from trainer.recorder import Recorder
 from trainer.status import Status
 from trainer.streams import StreamError
@@ -51,11 +52,12 @@ def train(run: Run, folder: Path, rank: int) -> None:
     if device.type == "cuda":
         made.warm_up(program, rank, device)
     status = Status(folder / "status" / f"rank-{rank}")
-    executor = Executor(program, run, rank, communicators, open_data(run), device, status=status, wait_s=WAIT_S)
+    data = open_data(run)
+    executor = Executor(program, run, rank, communicators, data, device, status=status, wait_s=WAIT_S)
     recorder = Recorder(executor, clocks(rank, run.plan.world), _probe(run, rank, device))
     log = RunLog(run, folder, program.hash) if rank == 0 else None
     try:
-        _steps(run, executor, recorder, log)
+        _steps(run, executor, data, recorder, log)
     finally:
         recorder.write(folder / "timeline")
         if log is not None:
@@ -64,15 +66,32 @@ def train(run: Run, folder: Path, rank: int) -> None:
     executor.close()
 
 
-def _steps(run: Run, executor: Executor, recorder: Recorder, log: RunLog | None) -> None:
-    for step in range(run.train.steps):
-        recorded = run.train.records(step)
-        result = executor.step(step, recorded)
-        if recorded:
-            recorder.keep(step, result)
+def _steps(run: Run, executor: Executor, data: TokenFile, recorder: Recorder, log: RunLog | None) -> None:
+    with data.checks_ahead(run.train.steps) as checked:
+        for step in range(run.train.steps):
+            recorded = run.train.records(step)
+            checked(step)
+            result = executor.step(step, recorded)
+            if recorded:
+                recorder.keep(step, result)
+            if log is not None:
+                line = log.step(step, result, executor.peak_bytes(), recorded)
+                _progress(line, run.train.steps, log)
+            if not result.finite and run.train.nonfinite != "continue":
+                _leave_out(run, executor, step, result, log)
+
+
+def _leave_out(run: Run, executor: Executor, step: int, result: StepResult, log: RunLog | None) -> None:
+    """A step that the optimizer left out on every rank: the run ends or goes on as it asks. Raises NotFinite on all
+    ranks alike."""
+    if run.train.nonfinite == "skip":
         if log is not None:
-            line = log.step(step, result, executor.peak_bytes(), recorded)
-            _progress(line, run.train.steps, log)
+            log.say(f"step {step} was left out: its loss or gradient norm is not finite ({result.skipped} so far)")
+        return
+    why = explain(executor, step, result)
+    if log is not None:
+        log.say(f"stopped: {why}")
+    raise NotFinite(f"{why}. Weights and optimizer state are those before the step (train.nonfinite: stop)")
 
 
 def _progress(line: dict[str, object], steps: int, log: RunLog) -> None:
@@ -171,6 +190,10 @@ def main(folder: Path) -> int:
         train(run, folder, rank)
     except InputError as error:
         _leave(errors, f"input: {error}")
+        return error.exit_code
+    except NotFinite as error:
+        _leave(errors, f"stop: {error}")
+        dist.barrier()  # the launcher ends the others with the first that leaves: all have written their files by now
         return error.exit_code
     except (StreamError, dist.DistBackendError, RuntimeError) as error:
         peer = isinstance(error, StreamError) or "Connection" in str(error) or "timed out" in str(error).lower()

@@ -113,9 +113,10 @@ class BlockBuilder:
         self.ports_out.append(PortOut(name, instruction, buffer))
         return len(self.ports_out) - 1
 
-    def last_access(self, buffer: int, stream: Stream = "compute") -> int:
-        """The last instruction of `stream` that touched a buffer."""
-        return max(i for i in self._accesses[buffer] if self.instructions[i].stream == stream)
+    def done_with(self, buffer: int) -> int:
+        """The first compute instruction that is ordered after every access to a buffer, on whatever stream: a token of
+        it says that the buffer's place is free."""
+        return self._free_point(buffer)
 
     def last_of(self, stream: Stream) -> int:
         """The last instruction of a stream so far."""

@@ -178,8 +178,8 @@ class _Backward:
         builder = self.builder
         if not self.first:
             source = self.scopes[self.order[-1]][self.plans[0].unit.source]
-            builder.give("x_done", None, builder.last_access(source))
+            builder.give("x_done", None, builder.done_with(source))
         if self.arrived is not None:
-            builder.give("d_done", None, builder.last_access(self.arrived))
+            builder.give("d_done", None, builder.done_with(self.arrived))
         if self.sent is not None:
             builder.discard(self.sent, builder.last_of("compute"))

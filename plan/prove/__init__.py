@@ -5,7 +5,7 @@ naming the instructions.
 | --- | --- | --- |
 | complete | units run forward and backward once a micro-batch; buckets reduced once, and then stepped once | complete |
 | transfers | sends and receives match in bytes, dtype and order | order |
-| collectives | all members of a group join the same collectives in the same order | order |
+| collectives | all members of a group join the same collectives in the same order; buffers fit them | order, extents |
 | deadlock | with finite streams and a host that compute may block, something can always proceed | order, deadlock |
 | rendezvous | host order over all communicators is acyclic across ranks, as NCCL asks | order |
 | race | every two conflicting accesses of a storage are ordered by streams and waits | blocks, storage |

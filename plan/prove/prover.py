@@ -6,6 +6,7 @@ from plan.program import Block, Buffer, RankProgram, StepProgram, numel
 from plan.prove.blocks import Shape, analyse, shape_key
 from plan.prove.complete import prove_complete
 from plan.prove.error import ProofError, name
+from plan.prove.extents import prove_extents
 from plan.prove.order import prove_order
 from plan.prove.period import find_run, text_of
 from plan.prove.places import Atoms, Place, slot_names
@@ -20,6 +21,7 @@ def prove(program: StepProgram, skip: bool = True) -> None:
     """Raises ProofError when the program must not fly. `skip=False` steps through every call of a steady state too."""
     with uncollected():
         prove_complete(program)
+        prove_extents(program)
         prove_order(program)
         prove_storage(program, skip)
 

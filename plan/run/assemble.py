@@ -29,7 +29,7 @@ def assemble(specs: Mapping[str, Any]) -> tuple[Run, list[str]]:
         cluster=cluster,
         plan=_plan(plan_spec, model, cluster),
         optimizer=_optimizer(specs["optimizer"]),
-        train=Train(train.steps, train.seed, train.record_every, train.eval_every),
+        train=Train(train.steps, train.seed, train.record_every, train.eval_every, train.nonfinite),
         data=Data(data.path),
         checkpoint=Checkpoint(checkpoint.every, checkpoint.path),
         budget=Budget(budget.tokens, budget.price_per_gpu_hour),

@@ -34,13 +34,15 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """How long, from which seed, and which steps are recorded instruction by instruction (record_every None: see
-    `records`)."""
+    """How long, from which seed, which steps are recorded instruction by instruction (record_every None: see
+    `records`), and what a loss or gradient norm that is not finite does: end the run, leave that step's update out, or
+    nothing."""
 
     steps: int = 100
     seed: int = 1234
     record_every: int | None = None
     eval_every: int = 0
+    nonfinite: Literal["stop", "skip", "continue"] = "stop"
 
     def records(self, step: int) -> bool:
         """Whether step (0-based) is recorded. Auto: the last 3 of a run of at least 8 steps (its last if shorter),

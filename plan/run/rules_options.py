@@ -1,6 +1,7 @@
 """Rules on options: which exclude, or need, one another."""
 
 from collections.abc import Iterator
+from math import gcd
 
 from plan.deepspeed import is_deepspeed
 from plan.nearest import divisors, nearest_number
@@ -59,8 +60,24 @@ def recompute(run: Run) -> Iterator[str]:
             "partition_activations does nothing with sequence_parallel: layer inputs are already split over TP; "
             "set one of them to false"
         )
+    yield from _shares(run)
     if plan.recompute_layers > run.model.layers:
         yield f"recompute layers {plan.recompute_layers} is more than the model's {run.model.layers}; use full"
+
+
+def _shares(run: Run) -> Iterator[str]:
+    """A recomputed layer's input is cut into equal shares, as DeepSpeed and Megatron-LM cut it."""
+    plan, ranks = run.plan, run.plan.tensor_parallel
+    one = run.model.seq_length * run.model.hidden
+    if not plan.partition_activations or one * plan.micro_batch_size % ranks == 0:
+        return
+    least = ranks // gcd(one, ranks)
+    near = max(least, round(plan.micro_batch_size / least) * least)
+    yield (
+        f"partition_activations cuts a layer's input over tensor_parallel {ranks}, but its {plan.micro_batch_size} × "
+        f"{run.model.seq_length} × {run.model.hidden} elements (micro_batch_size × seq_length × hidden) leave a rest; "
+        f"nearest micro_batch_size {near}, or set it to false"
+    )
 
 
 def zero(run: Run) -> Iterator[str]:

@@ -201,6 +201,7 @@ class TrainSpec(Spec):
     seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 1234
     record_every: Annotated[Count | None, Auto] = None
     eval_every: CountOrZero = 0
+    nonfinite: Literal["stop", "skip", "continue"] = "stop"
 
 
 class DataSpec(Spec):

@@ -2,11 +2,16 @@
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import product
+from typing import Any
 
 import pytest
 
 from plan.compile import compile_run, coordinates
+from plan.errors import InputError
 from plan.program import RankProgram, StepProgram, expand, label
+from plan.prove import prove
 from plan.run import Run
 
 Tiny = Callable[..., Run]
@@ -217,3 +222,37 @@ def test_the_header_says_how_the_implementation_talks_to_neighbours(tiny: Tiny) 
     theirs = compiled(tiny, implementation="megatron", pipeline_parallel=2, attention="flash")
     assert "four streams" in ours.rules["pipeline"]
     assert "paired" in theirs.rules["pipeline"]
+
+
+ALONE: dict[str, dict[str, Any]] = {
+    "embedding": {"pipeline_layout": [1, 2]},
+    "head": {"pipeline_layout": [2, 1]},
+    "both ends": {"pipeline_parallel": 3, "pipeline_layout": [1, 1, 1]},
+    "every unit": {"virtual_pipeline": 2, "pipeline_layout": [1, 1, 1, 1]},
+}
+MODELS = [
+    {"positions": "learned"},
+    {"positions": "rotary", "tied_embeddings": False, "bias": False, "norm": "rmsnorm"},
+    {"positions": "alibi", "embedding_norm": True},
+    {"positions": "rotary", "dropout": 0.1},
+]
+OPTIONS: list[dict[str, object]] = [
+    {},
+    {"recompute": "full", "zero_stage": 1, "data_parallel": 2},
+    {"recompute": "selective"},
+    {"recompute": "full", "sequence_parallel": False, "partition_activations": True},
+    {"tensor_parallel": 1, "sequence_parallel": False, "loss_chunks": 4},
+]
+
+
+@pytest.mark.parametrize("implementation", ["windtunnel", "megatron", "deepspeed"])
+@pytest.mark.parametrize("alone", ALONE)
+def test_units_alone_on_their_chunks_compile_and_prove(tiny: Tiny, alone: str, implementation: str) -> None:
+    """Nothing but a gather may read the gradient that reaches the embedding: its slot is free when the gather is over."""
+    base = {"implementation": implementation, "tensor_parallel": 2, "pipeline_parallel": 2, "sequence_parallel": True}
+    for model, option in list(product(MODELS, OPTIONS))[::2]:  # each option with every other model, and back
+        plan = {"global_batch_size": 6, "zero_stage": 0, **base, **ALONE[alone], **option}
+        layers = sum(ALONE[alone]["pipeline_layout"]) - 2
+        with suppress(InputError):  # DeepSpeed computes its loss in one piece and interleaves nothing
+            run = tiny(model=model | {"layers": layers}, plan=plan)
+            prove(compile_run(run))

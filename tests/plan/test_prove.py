@@ -7,16 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from plan.program import StepProgram
+from plan.program import Comm, StepProgram
 from plan.program.edit import drop_wait, find, move_call, rebind, with_class, with_instruction
 from plan.prove import ProofError, prove, prove_complete, prove_order, prove_storage
 from plan.prove.expanded import prove_expanded
+from plan.prove.extents import prove_extents
 from tests.plan.handmade import tiny_program
 
 # Calls of the hand-made program (see its docstring): stage 0 and stage 1.
 F0, S0, F1, S1, R0, B0, R1, B1, END = range(9)
 LR0, LF0, LR1, LF1, LB0, LS0, LB1, LS1, LEND = range(9)
-ROOMS = {"complete": prove_complete, "order": prove_order, "storage": prove_storage}
+ROOMS = {"complete": prove_complete, "extents": prove_extents, "order": prove_order, "storage": prove_storage}
 
 
 def refusal(program: StepProgram, room: str) -> ProofError:
@@ -110,9 +111,31 @@ def test_transfers_refuses_other_bytes_on_the_two_ends() -> None:
     block = program.classes[0].blocks[block_of(program, 0, S0)]
     comm = block.instructions[0].comm
     assert comm is not None
-    error = refusal(edit_instruction(program, 0, S0, 0, comm=replace(comm, bytes=64)), "order")
-    assert error.proof == "transfers"
-    assert named(error) == [(0, "F SEND0.0 embed"), (1, "F RECV0.1 head")]
+    edited = edit_instruction(program, 0, S0, 0, comm=replace(comm, bytes=64))
+    with pytest.raises(ProofError) as caught:
+        prove_order(edited)
+    assert caught.value.proof == "transfers"
+    assert named(caught.value) == [(0, "F SEND0.0 embed"), (1, "F RECV0.1 head")]
+    with pytest.raises(ProofError, match="the send of 64 bytes over 2 ranks reads sent of 128 bytes; it should be 64"):
+        prove(edited)
+
+
+@pytest.mark.parametrize(
+    ("op", "says"),
+    [
+        ("all_gather", r"all_gather of 128 bytes over 2 ranks reads sent of 128 bytes; it should be 64"),
+        ("all_reduce", r"all_reduce of 96 bytes over 2 ranks reads sent of 128 bytes; it should be 96"),
+        ("reduce_scatter", r"reduce_scatter of 127 bytes leaves a rest over 2 ranks"),
+    ],
+)
+def test_collectives_refuses_buffers_that_do_not_fit_what_moves(op: str, says: str) -> None:
+    """A share is a whole part of the tensor: an input cut over ranks that do not divide it is lost in part."""
+    program = tiny_program()
+    bytes_ = {"all_gather": 128, "all_reduce": 96, "reduce_scatter": 127}[op]
+    comm = Comm(op, "dp", bytes_, "fp32", "dp")  # type: ignore[arg-type]
+    with pytest.raises(ProofError, match=says) as caught:
+        prove_extents(edit_instruction(program, 0, S0, 0, comm=comm))
+    assert caught.value.proof == "collectives"
 
 
 def test_transfers_refuses_micro_batches_in_another_order() -> None:

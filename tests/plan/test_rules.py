@@ -173,6 +173,16 @@ def test_one_broken_rule_gives_one_sentence_with_value_rule_and_repair(name: str
         assert part in problem
 
 
+def test_partitioned_activations_need_equal_shares() -> None:
+    """DeepSpeed's get_partition_size asserts it; Megatron-LM's equal chunks would lose the rest."""
+    odd = {"model": {"hidden": 15, "heads": 4, "head_dim": 4, "ffn": 16, "seq_length": 7}, "cluster": {"nodes": 1}}
+    split = {"tensor_parallel": 4, "recompute": "full", "partition_activations": True}
+    (problem,) = problems_of({**odd, "plan": split})
+    assert "tensor_parallel 4, but its 1 × 7 × 15 elements" in problem
+    assert problem.endswith("leave a rest; nearest micro_batch_size 4, or set it to false")
+    assert load(merge(BASE, {**odd, "plan": split | {"micro_batch_size": 4}})).plan.partition_activations
+
+
 def test_zero_2_with_a_pipeline_is_refused_with_the_reason_and_both_ways_out() -> None:
     """Case 078: DeepSpeed issues 3589 and 823."""
     problem = problems_of({"plan": {"pipeline_parallel": 2, "zero_stage": 2}})[0]

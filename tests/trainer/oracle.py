@@ -53,8 +53,11 @@ class Oracle:
         s, o = self.run.optimizer.schedule, self.run.optimizer
         if step < s.warmup_steps:
             return o.lr * (step + 1) / s.warmup_steps
+        if s.kind == "constant":
+            return o.lr
         progress = min(1.0, (step - s.warmup_steps) / (s.decay_steps - s.warmup_steps))
-        return s.min_lr + (o.lr - s.min_lr) * (1 + math.cos(math.pi * progress)) / 2
+        share = 1 - progress if s.kind == "linear" else (1 + math.cos(math.pi * progress)) / 2
+        return s.min_lr + (o.lr - s.min_lr) * share
 
 
 def mean_loss(model: Model, w: Weights, grid: Tensor, seed: int, step: int) -> Tensor:
@@ -136,10 +139,28 @@ def _slopes(heads: int) -> Tensor:
 
 def _rotate(model: Model, x: Tensor) -> Tensor:
     half = model.head_dim // 2
-    inverse = 1.0 / model.rope_theta ** (torch.arange(half, dtype=torch.float64) / half)
+    plain = [model.rope_theta ** (-i / half) for i in range(half)]
+    inverse = torch.tensor([_stretched(model, frequency) for frequency in plain], dtype=torch.float64)
     turn = torch.outer(torch.arange(x.shape[2], dtype=torch.float64), inverse)
     cos, sin = torch.cat((turn, turn), -1).cos().to(x.dtype), torch.cat((turn, turn), -1).sin().to(x.dtype)
     return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+
+def _stretched(model: Model, frequency: float) -> float:
+    """A rotary frequency as `rope_scaling` asks: as it is where the wave is short, divided where it is long, and
+    between them in proportion (Llama 3.1)."""
+    scaling = model.rope_scaling
+    if scaling is None:
+        return frequency
+    if scaling.kind == "linear":
+        return frequency / scaling.factor
+    turns = scaling.original_max_positions * frequency / (2 * math.pi)
+    if turns > scaling.high_freq_factor:
+        return frequency
+    if turns < scaling.low_freq_factor:
+        return frequency / scaling.factor
+    smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    return (1 - smooth) * frequency / scaling.factor + smooth * frequency
 
 
 def _drop(p: float, x: Tensor, stream: tuple[int, int, int, int]) -> Tensor:

@@ -1,15 +1,21 @@
 """What a rank does is what its program says: every collective, every product, every byte it keeps, and nothing
 besides."""
 
+from functools import cache
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from plan.compile import compile_run
-from plan.program import RankProgram, expand, resolve_buffer
+from plan.errors import InputError
+from plan.program import Comm, CommOp, Instruction, RankProgram, Reduce, expand, resolve_buffer
 from tests.trainer.pool import Pool
 from tests.trainer.ranks import GPT, LLAMA, make_run
 from tests.trainer.watching import Observed, observe
+from trainer.collectives import check_known, communication
+from trainer.storage import Storage
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "dp2": {"data_parallel": 2, "communication": {"bucket_mb": 0.02}},
@@ -31,6 +37,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
+LAYOUTS |= {f"{name}-one-sequence": LAYOUTS[name] | {"micro_batch_size": 1} for name in ("tp2", "tp2-pp2", "zero3")}
 CASES = [*((layout, "fp32") for layout in LAYOUTS), ("tp2-sp", "bf16"), ("zero1-dp2-pp2", "bf16"), ("zero3", "bf16")]
 
 
@@ -66,6 +73,42 @@ def _hold_communications(observed: Observed, groups: dict[str, tuple[str, str]],
             direction = comm.op if comm.op in ("send", "recv") else ""
             told.setdefault((role, comm.channel, direction), []).append((placed.id, comm.op, comm.bytes, comm.dtype))
     assert done == told
+
+
+def reduced(rank: int, op: CommOp, reduce: Reduce) -> list[float] | None:
+    """What this rank of the pool's first two holds after a communication of [rank, 10 − rank] on both."""
+    group = _pair()
+    if rank > 1:
+        return None
+    storage = Storage(RankProgram(0, (), (), (), (), ()), torch.device("cpu"))
+    storage.table = [torch.tensor([float(rank), 10.0 - rank]), torch.zeros(1)]
+    comm = Comm(op, "dp", 8, "fp32", "dp", reduce)
+    communication(storage, comm, group, (0, 1), rank, 0, 0 if op == "all_reduce" else 1)()
+    return storage.tensor(0 if op == "all_reduce" else 1).tolist()
+
+
+@cache
+def _pair() -> Any:
+    return dist.new_group([0, 1])
+
+
+REDUCED: dict[tuple[CommOp, Reduce], list[list[float]]] = {
+    ("all_reduce", "sum"): [[1.0, 19.0], [1.0, 19.0]],
+    ("all_reduce", "max"): [[1.0, 10.0], [1.0, 10.0]],
+    ("reduce_scatter", "sum"): [[1.0], [19.0]],
+    ("reduce_scatter", "max"): [[1.0], [10.0]],
+}
+
+
+@pytest.mark.parametrize(("op", "reduce"), REDUCED)
+def test_the_reduction_is_the_one_the_program_names(pool: Pool, op: CommOp, reduce: Reduce) -> None:
+    assert pool.run(reduced, op, reduce)[:2] == REDUCED[op, reduce]
+
+
+def test_a_reduction_nobody_knows_is_refused() -> None:
+    comm = Comm("reduce_scatter", "dp", 8, "fp32", "dp")
+    with pytest.raises(InputError, match="reduce_scatter .bucket. reduces by nothing; what can be trained is sum or max"):
+        check_known(Instruction("step", "RS", 0, "bucket", "dp", comm=comm))
 
 
 PRODUCTS = ("gemm", "bmm", "attention_forward", "attention_backward")

@@ -143,6 +143,19 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "no-overlap-dp2": DP2 | {"communication": {"overlap": False}},
     "pp4": {"pipeline_parallel": 4},
 }
+ONE_EACH = {"schedule": "interleaved-1f1b", "virtual_pipeline": 3}  # four layers and two ends on six stages
+ALONE: dict[str, dict[str, Any]] = {
+    "embedding-tp2-sp": TP2 | PP2 | SP | {"pipeline_layout": [1, 5], "micro_batch_size": 1},
+    "embedding-tp2": TP2 | PP2 | {"pipeline_layout": [1, 5], "sequence_parallel": False, "micro_batch_size": 1},
+    "head-tp2-sp": TP2 | PP2 | SP | {"pipeline_layout": [5, 1], "micro_batch_size": 1},
+    "both-ends-pp4": {"pipeline_parallel": 4, "pipeline_layout": [1, 2, 2, 1], "micro_batch_size": 1},
+    "every-unit-tp2-sp": TP2 | PP2 | SP | ONE_EACH | {"micro_batch_size": 1},
+    "every-unit-zero1-dp2": DP2 | PP2 | ONE_EACH | {"zero_stage": 1, "micro_batch_size": 1, "recompute": "full"},
+    "every-unit-loss-chunks": PP2 | ONE_EACH | {"loss_chunks": 4},
+    "embedding-deepspeed-tp2": TP2
+    | PP2
+    | {"pipeline_layout": [1, 5], "micro_batch_size": 1, "implementation": "deepspeed", "attention": "unfused"},
+}
 CHUNKED = {"zero_stage": 1, "loss_chunks": 4, "communication": {"bucket_mb": 0.02}}
 LATE_HEAD: dict[str, dict[str, Any]] = {
     "zero1-loss-chunks": DP2 | CHUNKED,
@@ -184,6 +197,14 @@ OFFLOADED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_strategies_train_as_the_reference_does(pool: Pool, model: str, strategy: str) -> None:
     _hold(pool, model, STRATEGIES[strategy])
+
+
+@pytest.mark.parametrize("model", EVERY)
+@pytest.mark.parametrize("alone", ALONE)
+def test_units_alone_on_their_chunks_train_as_the_reference_does(pool: Pool, model: str, alone: str) -> None:
+    """A chunk of one unit reads what arrives in few places: of the embedding's gradient perhaps a gather alone."""
+    unfused = {"attention": "unfused"} if model == "bloom" else {}
+    _hold(pool, model, ALONE[alone] | unfused)
 
 
 @pytest.mark.parametrize("model", MODELS)
