@@ -92,14 +92,14 @@ def adamw(
     exp_avg_sq: Tensor,
     coefficient: Tensor,
     weight: Tensor | None = None,
+    found_inf: Tensor | None = None,
     decayed: Sequence[tuple[int, int]] = (),
     *,
-    lr: float = 1e-3,
+    lr: float | Tensor = 1e-3,
     betas: tuple[float, float] = (0.9, 0.95),
     eps: float = 1e-8,
     weight_decay: float = 0.0,
-    step: int = 1,
-    found_inf: Tensor | None = None,
+    step: int | Tensor = 1,
 ) -> None:
     """One AdamW step (Loshchilov and Hutter 2019) of flat tensors (n,), in place, in a single fused pass.
 
@@ -124,7 +124,7 @@ def adamw(
                 v,
                 [],
                 steps,
-                lr=lr,
+                lr=float(lr),
                 beta1=betas[0],
                 beta2=betas[1],
                 weight_decay=decay,

@@ -1,4 +1,4 @@
-"""The one door to every operator of `plan.ops`: the trainer's pieces and the calibration's timings call the same
+"""The one door to every operator of `plan.operators`: the trainer's bodies and the calibration's timings call the same
 functions through it.
 
     registry.op("rmsnorm_forward")(x, weight, eps)          the torch reference
@@ -131,6 +131,7 @@ LINES: dict[str, Callable[..., Any]] = {
     "empty_like": torch.empty_like,
     "zeros_like": torch.zeros_like,
     "clip_coefficient": reference_loss.clip_coefficient,
+    "not_finite": reference_loss.not_finite,
 } | {
     name: getattr(reference_lines, name)
     for name in (

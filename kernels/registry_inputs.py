@@ -152,4 +152,4 @@ def adamw(m: Maker) -> Inputs:
     low = DTYPES[m.call.variant] if m.call.variant and m.call.variant != m.call.dtype else None
     weight = None if low is None else torch.zeros(n, dtype=low, device=m.device)
     one = torch.ones((), dtype=m.wide, device=m.device)
-    return m.normal(n).to(m.wide), m.stat(n), m.stat(n), m.stat(n), one, weight, ((0, n),)
+    return m.normal(n).to(m.wide), m.stat(n), m.stat(n), m.stat(n), one, weight, None, ((0, n),)

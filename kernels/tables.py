@@ -34,7 +34,7 @@ def alibi_slopes(heads: int) -> Tensor:
 
 
 def alibi(dims: tuple[int, ...], heads: int, first: int, scale: float) -> Tensor:
-    """(n, s, s): the bias slope · (key − query) of heads `first` … of `heads`, over `scale`, which a softmax applies."""
+    """(n, s, s): the bias slope · (key − query) of heads from `first` on, of `heads`, over the softmax's `scale`."""
     count, seq, _ = dims
     slopes, place = alibi_slopes(heads)[first : first + count], torch.arange(seq, dtype=torch.float64)
     return slopes[:, None, None] * (place[None, None, :] - place[None, :, None]) / scale

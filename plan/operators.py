@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from plan.program.instruction import KernelCall
+from plan.program.kernel import KernelCall
 from plan.program.kinds import DTYPE_BYTES, numel
 from plan.program.lines import Apply, Tensor
 
@@ -25,7 +25,8 @@ Variant = Callable[[Tensors, Mapping[str, object]], str]
 @dataclass(frozen=True, slots=True)
 class LineOperator:
     """Signature of an operator: `adds` and `overwrites` are places of arguments it updates, `shape` and `variant` say
-    what its kernel call is, `typed` which argument gives the call's dtype (−1: the result)."""
+    what its kernel call is, `typed` which argument gives the call's dtype (−1: the result). The
+    result may take over the bytes of an argument it `consumes`, which no later line uses."""
 
     name: str
     shape: Shape | None = None
@@ -35,6 +36,7 @@ class LineOperator:
     variant: Variant | None = None
     typed: int = 0
     count: int = 1
+    consumes: tuple[int, ...] = ()
 
     @property
     def updates(self) -> tuple[int, ...]:
@@ -157,7 +159,8 @@ def _converted(args: Tensors, given: Mapping[str, object]) -> str:
 def _stepped(args: Tensors, _: Mapping[str, object]) -> str:
     """The copy's type where there is one, then the gradient's where that is not the state's."""
     master, gradient = args[0], args[1]
-    assert master is not None and gradient is not None
+    assert master is not None
+    assert gradient is not None
     weight = args[5] if len(args) > 5 and args[5] is not None else master
     low = weight.dtype
     return low if gradient.dtype == master.dtype else f"{low}+{gradient.dtype}"
@@ -205,7 +208,7 @@ _TABLE = (
     LineOperator("scale", _flat_first, overwrites=(0,), like="copy"),
     # Layout, masks and flat tensors.
     LineOperator("split_heads", _flat, like="copy"),
-    LineOperator("merge_heads", _flat_made, like="copy"),
+    LineOperator("merge_heads", _flat_made, like="copy", consumes=(0,)),
     LineOperator("merge_qkv", _flat_made, like="copy"),
     LineOperator("alibi_scores", _flat_made, like="fill", typed=-1, count=2),
     LineOperator("alibi_add", _flat_first, adds=(0,), like="add"),
@@ -223,6 +226,7 @@ _TABLE = (
     LineOperator("sqnorm", _flat_first),
     LineOperator("statistics", None),
     LineOperator("clip_coefficient", None),
+    LineOperator("not_finite", None),
     LineOperator("adamw", _flat_first, overwrites=(0, 1, 2, 3, 5), variant=_stepped),
     LineOperator("hold", None),
     LineOperator("transfer", None, overwrites=(1,)),

@@ -99,7 +99,7 @@ def link(body: Body, functions: Mapping[str, Function], standing: Standing, name
     writer = _Writer(body, standing)
     source = writer.source(name)
     names = {op: functions[op] for op, *_ in body.lines if op not in HOST and op != "hold"}
-    exec(compile(source, f"<{name}>", "exec"), names)  # noqa: S102
+    exec(compile(source, f"<{name}>", "exec"), names)
     return Linked(names[name], tuple(writer.bound), source)
 
 
@@ -169,7 +169,7 @@ class _Writer:
         base, dims, strides, offset = self._views[tensor]
         first: object = self.standing.first(offset)
         if base < self.body.arguments:  # it may itself lie somewhere in a flat tensor
-            first = f"{self._name(base)}.storage_offset() + {first}" if first else f"{self._name(base)}.storage_offset()"
+            first = f"{self._name(base)}.storage_offset()" + (f" + {first}" if first else "")
         self.rows.append(f"t{tensor} = {self._name(base)}.as_strided({dims}, {strides}, {first})")
         return f"t{tensor}"
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from plan.program.instruction import KernelCall
+from plan.program.kernel import KernelCall
 from plan.program.kinds import DTYPE_BYTES, CommOp, Phase, Pool, Reduce, numel
 
 Dims = tuple[int, ...]
@@ -276,7 +276,5 @@ def body_of(
                 tables.append((place[name], (tensor.make, tensor.dims, tensor.dtype)))
         return place[name]
 
-    rows = tuple(
-        (line.op, tuple(map(index, line.args)), tuple(map(index, line.results)), line.given) for line in lines
-    )
+    rows = tuple((line.op, tuple(map(index, line.args)), tuple(map(index, line.results)), line.given) for line in lines)
     return Body(rows, len(arguments), tuple(map(index, results)), tuple(views), tuple(tables), calls, transient_bytes)

@@ -1,4 +1,4 @@
-"""What several units share: norms, sums over tensor-parallel ranks, gathers of sequence parallelism, weight gradients."""
+"""What units share: norms, sums over tensor-parallel ranks, gathers of sequence parallelism, weight gradients."""
 
 from __future__ import annotations
 

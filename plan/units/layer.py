@@ -25,7 +25,9 @@ from plan.units.shape import UnitShape
 def layer(shape: UnitShape, number: int, cut: bool = False) -> Unit:
     """A transformer layer as unit `number` (1…L); `cut` splits `attn.core` for selective recompute."""
     unit = _layer(shape, cut)
-    forward, backward = (tuple(renamed(p, f"layers.{number - 1}") for p in parts) for parts in (unit.forward, unit.backward))
+    forward, backward = (
+        tuple(renamed(p, f"layers.{number - 1}") for p in parts) for parts in (unit.forward, unit.backward)
+    )
     return Unit(number, unit.tensors, forward, backward, unit.source, unit.output)
 
 
@@ -99,7 +101,9 @@ def _out_backward(builder: UnitBuilder, piece: str, bias: str | None, gradient: 
     if draw and shape.megatron:
         priced = "bias+dropout" if bias else "dropout"
         stored = apply("drop_stored", f"{gradient} mask.x{dz[-1]}", dz, priced=False, p=shape.dropout)
-        builder.backward("B", piece, stored, apply("add_backward", f"{dz} {grad}", "-", stand_in=priced), transient_bytes=0)
+        builder.backward(
+            "B", piece, stored, apply("add_backward", f"{dz} {grad}", "-", stand_in=priced), transient_bytes=0
+        )
     elif bias or draw:
         result = dz if draw else "-"
         builder.backward("B", piece, apply("add_backward", f"{gradient} {grad}", result, **draw), transient_bytes=0)

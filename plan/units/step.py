@@ -16,9 +16,7 @@ from plan.program.kinds import numel
 from plan.program.lines import Apply, Body, Dims, Offset, Step, Stretches, Tensor, Window, apply, body_of
 
 
-def _body(
-    tensors: Sequence[Tensor], arguments: str, results: str, *lines: Apply, transient_bytes: int = 0
-) -> Body:
+def _body(tensors: Sequence[Tensor], arguments: str, results: str, *lines: Apply, transient_bytes: int = 0) -> Body:
     held = {tensor.name: tensor for tensor in tensors}
     calls = tuple(c for c in (kernel_call(line, held) for line in lines) if c is not None)
     return body_of(lines, held, arguments.split(), results.split(), calls, transient_bytes)
@@ -136,6 +134,7 @@ class AdamNumbers:
     eps: float = 1e-8
     weight_decay: float = 0.0
     clip_norm: float = 0.0
+    conditional: bool = True  # a step whose norm or loss is not finite is left out
 
 
 @lru_cache(maxsize=256)
@@ -158,7 +157,6 @@ class Stepped:
     master: tuple[int, str]
     weight: tuple[int, str] | None
     state: str
-    stat: str
     decayed: tuple[tuple[int, int], ...]
 
 
@@ -167,7 +165,7 @@ def adamw(bucket: Stepped, optimizer: AdamNumbers) -> Body:
     """Statistics, gradient, master, exp_avg, exp_avg_sq [, the weights that follow]: clip, then AdamW of this rank's
     share."""
     share_ = bucket.share
-    tensors = [Tensor("stats", (2,), bucket.stat), Tensor("c", (), bucket.stat)]
+    tensors = [Tensor("stats", (2,), bucket.state), Tensor("c", (), bucket.state), Tensor("bad", (), "fp32")]
 
     def held(name: str, count: int, dtype: str) -> str:
         tensors.append(Tensor(name, (count,), dtype))
@@ -182,7 +180,7 @@ def adamw(bucket: Stepped, optimizer: AdamNumbers) -> Body:
     begin = Offset(("dp",) if bucket.sharded else (), share_)
     step = apply(
         "adamw",
-        f"{' '.join(names)} c {weight}",
+        f"{' '.join(names)} c {weight} {'bad' if optimizer.conditional else '-'}",
         lr=Step("lr"),
         step=Step("step"),
         betas=optimizer.betas,
@@ -190,16 +188,18 @@ def adamw(bucket: Stepped, optimizer: AdamNumbers) -> Body:
         weight_decay=optimizer.weight_decay,
         decayed=Stretches(bucket.decayed, begin, share_),
     )
-    clip = apply("clip_coefficient", "stats", "c", max_norm=optimizer.clip_norm)
+    tensors.append(Tensor("squares", (), bucket.state, window=Window("stats", ())))
+    clip = apply("clip_coefficient", "squares", "c", max_norm=optimizer.clip_norm)
+    check = (apply("not_finite", "stats", "bad"),) if optimizer.conditional else ()
     arguments = "stats gradient master exp_avg exp_avg_sq" + (" weight" if bucket.weight else "")
-    return _body(tensors, arguments, "", clip, step)
+    return _body(tensors, arguments, "", clip, *check, step)
 
 
 @lru_cache(maxsize=64)
-def transfer(source: int, target: int, dtype: str, source_dtype: str = "") -> Body:
+def transfer(source: int, target: int, dtype: str) -> Body:
     """A flat tensor, [its copy on the other side]: between host and device, into this rank's share where that is
     larger."""
-    tensors = [Tensor("x", (source,), source_dtype or dtype), Tensor("y", (target,), dtype)]
+    tensors = [Tensor("x", (source,), dtype), Tensor("y", (target,), dtype)]
     tensors.append(_share("y.own", "y", source, dtype, "dp"))
     return _body(tensors, "x y", "y", apply("transfer", f"x {'y.own' if target > source else 'y'}"))
 

@@ -10,11 +10,11 @@ import pytest
 from plan.errors import InputError
 from plan.presets import merge
 from plan.run import Run, load
+from plan.trainable import check_trainable
 from tests.draws import draw
 from tests.trainer.oracle import Oracle
 from tests.trainer.pool import Pool
 from tests.trainer.ranks import initial_weights, text, train
-from trainer.run import check_trainable
 
 STEPS = 3
 SOAK = bool(os.environ.get("WINDTUNNEL_SOAK"))
