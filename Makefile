@@ -1,5 +1,5 @@
 # make demo    the whole loop on this machine: calibrate, forecast, train, compare      make test    the whole suite
-# make check   lint, types, import contract         make soak    large hypothesis counts         make bench   benchmarks
+# make check   lint, types, import contract         make soak    thousands of random draws       make bench   benchmarks
 #
 # The first call creates .venv and installs into it; later calls install again only when pyproject.toml changed.
 # PYTHON chooses the interpreter (3.11 or newer); TORCH pins what the tests were recorded with.
@@ -45,8 +45,9 @@ check: $(READY)
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
+# Tests marked `soak` or `scaled` alone (tests/soak.py): at most 60 minutes on 2 cores. The last line counts what was drawn.
 soak: $(READY)
-	@OMP_NUM_THREADS=1 WINDTUNNEL_SOAK=1 $(BIN)/python -m pytest -m 'not gpu' -n $(WORKERS) --timeout 1800
+	@OMP_NUM_THREADS=1 WINDTUNNEL_SOAK=1 $(BIN)/python -m pytest -m '(soak or scaled) and not gpu' -n $(WORKERS) --timeout 1800
 
 bench: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/benchmarks --benchmark-enable --benchmark-only --timeout 600

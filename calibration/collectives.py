@@ -71,7 +71,6 @@ class CommCost:
         return CommCost(self.latency_s * factor, self.transfer_s * factor, self.bus_bytes, *times)
 
 
-RINGS = ("all_gather", "reduce_scatter", "all_to_all")
 PAIRS = ("send", "recv", "exchange")
 
 

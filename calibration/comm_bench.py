@@ -1,16 +1,8 @@
-"""What gloo collectives and transfers cost between two processes of this machine, and what sharing its cores costs.
+"""What collectives and transfers cost between the processes of this machine: the harness around both kinds of links.
 
-Each process does what a rank of the trainer does: collectives run as blocking calls on a thread of their own, each
-communicator its own group, while the main thread waits or computes (`comm_steps`). Results, gathered from both
-processes (the slower counts):
-
-* the undisturbed time of each collective by bytes, between compute, as stamped on the communicating thread;
-* each operation's mean delay beyond it, waited for at once and beside compute: what the scheduler makes of it;
-* the wake-up: what a waiter pays beyond the collective itself for the hand-over to the thread and back;
-* sharing: the same kernels with one process computing, with two, and while a collective runs; and the cores a
-  collective takes.
-
-Started by `calibrate` with torch.multiprocessing; `measure` is the entry.
+`measure` starts one process a rank, joins them into a group apart from the default one, as a communicator of the
+trainer is, and gives what each rank measured. What is measured, and how, is the links' own: gloo between two processes
+that compute too (`comm_gloo`), NCCL between GPUs (`comm_nccl`).
 """
 
 from __future__ import annotations
@@ -19,36 +11,17 @@ import os
 import queue
 import signal
 import tempfile
-import time
-import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
-import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from calibration.comm_steps import (
-    RANKS,
-    Call,
-    Rehearsal,
-    StreamThread,
-    collective,
-    compute_call,
-    pooled_delay,
-    rehearse,
-    transfers,
-)
-from calibration.heap import keep_freed_memory
-from calibration.timing import Timed, in_turn, summary
+from calibration.loopback import loopback_variables
+from calibration.timing import Timed
 
-SIZES = (64, 1024, 8192, 65_536, 262_144, 1_048_576, 4_194_304, 16_777_216)
-OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "send")
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
-LATENCY_BYTES = 1 << 20  # up to here a delay shows beside the transfer's own spread
-ROUNDS = 4  # passes over all cases, so that a burst of other work cannot spoil every sample of one
+WAIT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,150 +43,40 @@ class Delay:
     beside_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Sharing:
-    """Relative times. `busy[class]`: a kernel with every process computing over alone; `beside_comm`: a GEMM over
-    alone while a collective runs on each process's other thread; `comm_demand`: CPU seconds a process uses per second
-    of a collective."""
+class Links(Protocol):
+    """A kind of links between `ranks` processes; pickled into each of them."""
 
-    busy: dict[str, float]
-    beside_comm: float
-    comm_demand: float
-    wake_s: float
-    handover_s: float
+    @property
+    def ranks(self) -> int: ...
 
+    @property
+    def backend(self) -> str:
+        """Of torch.distributed."""
 
-Cases = list[tuple[str, str, int]]
+    def open(self, rank: int) -> None:
+        """Make this process ready, before it joins the others."""
 
-
-def _kernels() -> dict[str, Call]:
-    """One kernel of each class that shares what cores share: arithmetic, caches and memory."""
-    a, b = torch.randn(512, 512), torch.randn(512, 512)
-    sources = [torch.randn(1 << 20) for _ in range(4)]
-    q = torch.randn(1, 8, 256, 64)
-    turn = iter(range(1 << 30))
-
-    def memory() -> object:
-        i = next(turn) % 4
-        return torch.add(sources[i], sources[(i + 1) % 4])
-
-    return {
-        "gemm": lambda: torch.mm(a, b),
-        "memory": memory,
-        "attention": lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True),
-    }
+    def measured(self, rank: int, group: Any) -> Any:
+        """What this rank finds; the others measure at the same time."""
 
 
-def _quiet_s(run: Call, seconds: float) -> float:
-    """The undisturbed time of `run`."""
-    samples: list[float] = []
-    deadline = time.perf_counter() + seconds
-    while len(samples) < 5 or time.perf_counter() < deadline:
-        start = time.perf_counter()
-        run()
-        samples.append(time.perf_counter() - start)
-    return summary(samples).best_s
-
-
-def _busy(rank: int, kernels: dict[str, Call], seconds: float) -> dict[str, float]:
-    """Kernels in turn with both processes computing, over alone, by the threads' own clocks: median over alternating
-    rounds, 1 or more."""
-    runs = [[run] for run in kernels.values()]
-    ratios: list[list[float]] = [[] for _ in runs]
-    for _ in range(ROUNDS):
-        dist.barrier()
-        alone = in_turn(runs, seconds / ROUNDS, time.thread_time) if rank == 0 else []
-        dist.barrier()
-        together = in_turn(runs, seconds / ROUNDS, time.thread_time)
-        for into, one, two in zip(ratios, alone, together, strict=False):
-            into.append(two.best_s / one.best_s)
-    return {name: max(1.0, summary(found or [1.0]).median_s) for name, found in zip(kernels, ratios, strict=True)}
-
-
-def _sharing(rank: int, stream: StreamThread, group: Any, seconds: float) -> Sharing:
-    kernels = _kernels()
-    busy = _busy(rank, kernels, seconds)
-    dist.barrier()
-    alone = _quiet_s(kernels["gemm"], seconds)
-    dist.barrier()
-    reduce = collective("all_reduce", 4 << 20, torch.float32, rank, group)
-    queued = [stream.submit(reduce) for _ in range(max(10, int(seconds / 5e-3)))]
-    samples = []
-    while not queued[-1].done():
-        start = time.perf_counter()
-        kernels["gemm"]()
-        samples.append(time.perf_counter() - start)
-    beside = summary(samples).median_s / alone if samples else 1.0
-    dist.barrier()
-    used = time.process_time()
-    stamps = [queued.result() for queued in [stream.submit(reduce) for _ in range(20)]]
-    demand = (time.process_time() - used) / sum(end - start for start, end in stamps)
-    wake_s, handover_s = _wake(stream)
-    dist.barrier()
-    return Sharing(busy, max(1.0, beside), demand, wake_s, handover_s)
-
-
-def _wake(stream: StreamThread) -> tuple[float, float]:
-    """(round trip to an idle thread and back less the work, time the queueing call itself takes)."""
-    trips, puts = [], []
-    for _ in range(200):
-        start = time.perf_counter()
-        future = stream.submit(lambda: time.sleep(1e-4))
-        put = time.perf_counter()
-        begin, end = future.result()
-        trips.append(time.perf_counter() - start - (end - begin))
-        puts.append(put - start)
-    return summary(trips).best_s, summary(puts).best_s
-
-
-def _process(rank: int, init: str, sizes: tuple[int, ...], repetitions: int, share_s: float, results: Any) -> None:
-    torch.set_num_threads(1)
-    keep_freed_memory()
-    warnings.simplefilter("ignore", FutureWarning)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method=init, rank=rank, world_size=RANKS, timeout=timedelta(seconds=120))
-    group = dist.new_group(list(range(RANKS)), timeout=timedelta(seconds=120))
-    stream, compute = StreamThread(), compute_call()
-    found: list[list[Rehearsal]] = [[] for _ in cases(sizes)]
-    for _ in range(ROUNDS):
-        for rounds, (op, dtype, bytes_) in zip(found, cases(sizes), strict=True):
-            run = collective(op, bytes_, DTYPES[dtype], rank, group)
-            rounds.append(rehearse(stream, run, compute, repetitions if bytes_ <= LATENCY_BYTES else 1))
-    results.put((rank, found, _sharing(rank, stream, group, share_s)))
-    dist.barrier()
-    stream.close()
-    dist.destroy_process_group()
-
-
-def cases(sizes: tuple[int, ...] = SIZES) -> Cases:
-    """(operation, dtype, bytes): every operation in fp32; reductions in other dtypes at a few sizes (they add more
-    slowly)."""
-    found = [(op, "fp32", size) for op in OPERATIONS for size in sizes]
-    return found + [
-        (op, d, size) for d in ("bf16", "fp64") for op in ("all_reduce", "reduce_scatter") for size in sizes[2::2]
-    ]
-
-
-def measure(
-    sizes: tuple[int, ...] = SIZES, repetitions: int = 3, share_s: float = 0.4
-) -> tuple[list[CommPoint], dict[str, Delay], Sharing]:
-    """Run the two processes. Returns the points, each operation's delays, and the sharing as process 0 saw it. Raises
-    what a process raised."""
+def measure(links: Links) -> list[Any]:
+    """Run the processes. Returns what each rank measured, in the order of ranks. Raises what a process raised."""
     context = mp.get_context("spawn")
     results = context.Queue()
-    found: dict[int, tuple[list[list[Rehearsal]], Sharing]] = {}
+    found: dict[int, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        args = (f"file://{folder}/rendezvous", sizes, repetitions, share_s, results)
+        arguments = (links, f"file://{folder}/rendezvous", results)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is ours to say and theirs to end by
         try:
-            started = mp.spawn(_process, args, nprocs=RANKS, join=False)  # type: ignore[no-untyped-call]
+            started = mp.spawn(_process, arguments, nprocs=links.ranks, join=False)  # type: ignore[no-untyped-call]
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         try:
-            while len(found) < RANKS:
+            while len(found) < links.ranks:
                 try:
-                    rank, rehearsals, sharing = results.get(timeout=1.0)
-                    found[rank] = (rehearsals, sharing)
+                    rank, mine = results.get(timeout=1.0)
+                    found[rank] = mine
                 except queue.Empty:
                     started.join(timeout=0.0)  # raises when a process has died
             while not started.join():
@@ -222,25 +85,15 @@ def measure(
             for process in started.processes:
                 process.terminate()
             raise
-    points, delays = _evaluate(cases(sizes), found[0][0], found[1][0])
-    return points, delays, found[0][1]
+    return [found[rank] for rank in range(links.ranks)]
 
 
-def _evaluate(
-    measured: Cases, ours: Sequence[Sequence[Rehearsal]], theirs: Sequence[Sequence[Rehearsal]]
-) -> tuple[list[CommPoint], dict[str, Delay]]:
-    """Undisturbed times by case; delays by operation, pooled over the fp32 sizes whose own time is short."""
-    points: list[CommPoint] = []
-    exposed: dict[str, list[list[float]]] = {}
-    beside: dict[str, list[list[float]]] = {}
-    for (op, dtype, bytes_), a, b in zip(measured, ours, theirs, strict=True):
-        waited = [transfers(x.exposed, y.exposed) for x, y in zip(a, b, strict=True)]
-        covered = [transfers(x.beside, y.beside) for x, y in zip(a, b, strict=True)]
-        timed = summary([s for samples in waited for s in samples])
-        points.append(CommPoint(op, dtype, bytes_, timed))
-        if dtype == "fp32" and bytes_ <= LATENCY_BYTES:
-            for pool, samples in ((exposed, waited), (beside, covered)):
-                rounds = pool.setdefault(op, [[] for _ in samples])
-                for into, values in zip(rounds, samples, strict=True):
-                    into += [value - timed.best_s for value in values]
-    return points, {op: Delay(pooled_delay(exposed[op]), pooled_delay(beside[op])) for op in exposed}
+def _process(rank: int, links: Links, init: str, results: Any) -> None:
+    os.environ.update(loopback_variables())  # the ranks meet on this machine, and nobody outside it
+    links.open(rank)
+    limit = timedelta(seconds=WAIT_S)
+    dist.init_process_group(links.backend, init_method=init, rank=rank, world_size=links.ranks, timeout=limit)
+    group = dist.new_group(list(range(links.ranks)), timeout=limit, backend=links.backend)
+    results.put((rank, links.measured(rank, group)))
+    dist.barrier()
+    dist.destroy_process_group()

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from calibration import fits
+from calibration import fits, schema, tables
 from calibration.collectives import steps, wire_factor
 from calibration.comm_bench import CommPoint, Delay
 from calibration.comm_steps import RANKS
@@ -17,6 +17,7 @@ from plan.ops import OPERATORS
 from plan.program import KernelCall
 
 SOURCE = "here"
+KEPT = ("network", "collectives", "contention", "cores", "host_optimizer", "framework_host", "workspace", "cards")
 NOT_LIMITING = 1e18  # a rate whose coefficient the fit put at zero: this resource does not limit
 
 Section = dict[str, Any]
@@ -130,6 +131,39 @@ def collective_sections(
             | {"points": [[_round(size), _round(t)] for size, t in curve]}
         )
     return sections
+
+
+def borrowed(data: Section, lender: Section) -> Section:
+    """A measured GPU's profile with what it takes from another of the same kind: the sections KEPT, tables of
+    collectives beside its own, and the form of products outside its points. Only sources that are used stay."""
+    own = data.get("collectives", [])
+    replaced = {(entry["op"], entry["ranks"]) for entry in own}
+    kept = [entry for entry in lender.get("collectives", []) if (entry["op"], entry["ranks"]) not in replaced]
+    found = {key: part for key, part in data.items() if key != "collectives"}
+    found |= {key: lender[key] for key in KEPT if key in lender} | ({"collectives": own + kept} if own else {})
+    found["gemm"] = _with_forms(data["gemm"], lender["gemm"])
+    used = {entry["source"] for part in found.values() for entry in _entries(part)}
+    sources = lender["sources"] | data["sources"]
+    return found | {"sources": {key: value for key, value in sources.items() if key in used}}
+
+
+def _entries(part: Any) -> list[Section]:
+    found = part if isinstance(part, list) else [part]
+    return [entry for entry in found if isinstance(entry, dict) and "source" in entry]
+
+
+def _with_forms(sections: list[Section], lent: list[Section]) -> list[Section]:
+    """The measured points with the lender's form for shapes outside them (tiles and waves fit a GPU better than the
+    roofline a CPU's points are fitted with), where it has one for the dtype; sigma is that of the form used."""
+    forms = {entry["dtype"]: entry["form"] for entry in reversed(lent)}
+    return [s if s["dtype"] not in forms else s | _refitted(s, forms[s["dtype"]]) for s in sections]
+
+
+def _refitted(section: Section, form: Section) -> Section:
+    lent = tables.gemm_form(schema.GemmFormFile(**form))
+    at = gemm_at(lent, section["op"], section["dtype"], section["layout"])
+    sigma = fits.scatter_sigma([(point[:4], point[4]) for point in section["points"]], at)
+    return {"form": form, "sigma": float(f"{sigma:.4g}")}
 
 
 def _delays(found: Delay | None) -> Section:

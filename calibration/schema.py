@@ -14,12 +14,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from plan.errors import InputError
-from plan.nearest import did_you_mean
+from plan.nearest import did_you_mean, shown
 from plan.ops import OPERATORS
 
-Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0)]
+Time = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+Positive = Annotated[float, Field(ge=1e-18, le=1e24, allow_inf_nan=False)]  # what follows from two such is finite
+Known = Annotated[float, Field(ge=0, le=1e24, allow_inf_nan=False)]
+Sigma = Annotated[float, Field(ge=0, le=4, allow_inf_nan=False)]  # over 120 octaves e^x still is a number
+Factor = Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, le=10**12)]
+Some = Annotated[int, Field(ge=1, le=10**12)]
 
 
 class _Part(BaseModel):
@@ -34,13 +38,13 @@ class SourceFile(_Part):
     text: str
     rows: list[str] = []
     date: str = ""
-    parameters: dict[str, Time] = {}
-    residuals: dict[str, Time] = {}
+    parameters: dict[str, Known] = {}
+    residuals: dict[str, Known] = {}
 
 
 class _Sourced(_Part):
     source: str
-    sigma: Time = 0.0  # relative standard deviation of measured / predicted
+    sigma: Sigma = 0.0  # relative standard deviation of measured / predicted
 
 
 class _Kernel(_Sourced):
@@ -53,8 +57,8 @@ class _Kernel(_Sourced):
 
 
 class TileFile(_Part):
-    m: Annotated[int, Field(gt=0)]
-    n: Annotated[int, Field(gt=0)]
+    m: Some
+    n: Some
     share: Positive
 
 
@@ -84,7 +88,7 @@ class AttentionFormFile(_Part):
     short_s: Time = 0.0
     narrow_d: Time = 0.0
     units: Count = 0
-    block_rows: Annotated[int, Field(gt=0)] = 128
+    block_rows: Some = 128
 
 
 class AttentionFile(_Kernel):
@@ -113,7 +117,7 @@ class CollectiveFile(_Sourced):
 
     op: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "exchange"]
     dtype: str = "*"
-    ranks: Annotated[int, Field(ge=2)]
+    ranks: Annotated[int, Field(ge=2, le=10**6)]
     step_latency_s: Time
     bus_bytes_per_s: Positive
     delay_s: Time = 0.0
@@ -124,7 +128,7 @@ class CollectiveFile(_Sourced):
 class WiresFile(_Part):
     gpu_link_bytes_per_s: Positive
     nic_bytes_per_s: Positive
-    nics: Annotated[int, Field(ge=1)]
+    nics: Some
     nic_latency_s: Time
 
 
@@ -180,7 +184,7 @@ class ContentionFile(_Sourced):
 
     slow: str
     beside: str
-    factor: Annotated[float, Field(ge=1, allow_inf_nan=False)]
+    factor: Factor
 
 
 class CardsFile(_Sourced):
@@ -192,27 +196,27 @@ class SustainedFile(_Sourced):
     """How many times longer a GEMM takes in a long run than in the short ones its points are of: a device at its power
     limit clocks down."""
 
-    gemm: Annotated[float, Field(ge=1, allow_inf_nan=False)]
+    gemm: Factor
 
 
 class CoresFile(_Sourced):
     """How ranks share a CPU: cores of the node, the share of a core a rank's communicating thread takes while a
     transfer runs, and how much a class of kernels slows when every core computes."""
 
-    cores: Annotated[int, Field(ge=1)]
+    cores: Some
     communication_demand: Time
-    busy_slowdown: dict[str, Annotated[float, Field(ge=1, allow_inf_nan=False)]] = {}
+    busy_slowdown: dict[str, Factor] = {}
 
 
 class AllocatorFile(_Part):
     """How the caching allocator rounds; `source` says where `context_bytes` is from."""
 
     source: str = ""
-    round_bytes: Annotated[int, Field(ge=1)] = 512
+    round_bytes: Some = 512
     small_limit_bytes: Count = 2**20
     small_segment_bytes: Count = 2 * 2**20
     large_segment_bytes: Count = 20 * 2**20
-    segment_round_bytes: Annotated[int, Field(ge=1)] = 2 * 2**20
+    segment_round_bytes: Some = 2 * 2**20
     context_bytes: Count = 0
 
 
@@ -278,12 +282,16 @@ def _sentence(problem: Any, where: str) -> str:
         return f"{where}: {path}: unknown key; {did_you_mean(str(problem['loc'][-1]), list(ProfileFile.model_fields))}"
     if kind == "missing":
         return f"{where}: {path}: the key is missing"
-    if kind in ("finite_number", "greater_than_equal", "greater_than"):
-        return f"{where}: {path}: {value} is not a finite number {_bound(problem)}; measure again or drop the entry"
+    if kind in ("finite_number", "greater_than_equal", "greater_than", "less_than_equal"):
+        return (
+            f"{where}: {path}: {shown(value)} is not a finite number {_bound(problem)}; measure again or drop the entry"
+        )
     message = str(problem["msg"]).removeprefix("Value error, ")
     return f"{where}: {path}: {message}" if path else f"{where}: {message}"
 
 
 def _bound(problem: Any) -> str:
     limits = problem.get("ctx") or {}
+    if "le" in limits:
+        return f"of at most {limits['le']:g}"
     return f"above {limits['gt']:g}" if "gt" in limits else f"at least {limits.get('ge', 0):g}"

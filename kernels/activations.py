@@ -27,7 +27,7 @@ from kernels.activations_reference import (
     swiglu_backward_reference,
     swiglu_forward_reference,
 )
-from kernels.direct import Launch, Launcher, checked_once, direct
+from kernels.direct import Launch, checked_once
 from kernels.launch import (
     KernelArgumentError,
     cdiv,
@@ -54,12 +54,12 @@ GELU_FORWARD_WARPS = 2
 # ---------------------------------------------------------------- plain functions
 
 
-def swiglu_forward(gate: Tensor, up: Tensor, *, launcher: Launcher = direct) -> Tensor:
+def swiglu_forward(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate)·up, contiguous, in gate's type.
 
     gate and up: (…, width), same shape and type; strided rows are read in place.
     """
-    launch = _swiglu_forward(launcher, (gate, up), BLOCK, WARPS)
+    launch = _swiglu_forward((gate, up), BLOCK, WARPS)
     if launch is None:
         return swiglu_forward_reference(gate, up)
     h = new_like(gate)
@@ -68,7 +68,7 @@ def swiglu_forward(gate: Tensor, up: Tensor, *, launcher: Launcher = direct) -> 
 
 
 @checked_once
-def _swiglu_forward(launcher: Launcher, gate: Tensor, up: Tensor, block: int, warps: int) -> Launch | None:
+def _swiglu_forward(gate: Tensor, up: Tensor, block: int, warps: int) -> Launch | None:
     _check_pair(gate, up)
     if not use_triton(gate):
         return None
@@ -76,7 +76,7 @@ def _swiglu_forward(launcher: Launcher, gate: Tensor, up: Tensor, block: int, wa
     rows, width = rows_and_width(gate)
     constants = {"BLOCK": block, "num_warps": warps}
     grid = (rows * cdiv(width, block),)
-    return Launch(launcher, swiglu_forward_kernel, grid, (*strides, width), constants, copied)
+    return Launch(swiglu_forward_kernel, grid, (*strides, width), constants, copied)
 
 
 def swiglu_backward(
@@ -87,14 +87,13 @@ def swiglu_backward(
     dgate: Tensor | None = None,
     dup: Tensor | None = None,
     h_out: Tensor | None = None,
-    launcher: Launcher = direct,
 ) -> tuple[Tensor, Tensor]:
     """(dgate, dup): new tensors, or the given (rows, width) outputs, which may be views of one buffer.
 
     h_out: a contiguous tensor like gate that receives the activation, made again in the same pass for the weight
     gradient of the product after it. Inputs are not changed.
     """
-    launch = _swiglu_backward(launcher, (dh, gate, up, dgate, dup, h_out), BLOCK, WARPS)
+    launch = _swiglu_backward((dh, gate, up, dgate, dup, h_out), BLOCK, WARPS)
     _check_places(gate, up, dgate, dup)
     if launch is None:
         a, b = swiglu_backward_reference(dh, gate, up)
@@ -108,7 +107,7 @@ def swiglu_backward(
     dup = new_like(up) if dup is None else dup
     launch((dh, gate, up, dgate, dup, h_out))
     if given:
-        written(launcher, *given)
+        written(*given)
     return dgate, dup
 
 
@@ -124,7 +123,6 @@ def _check_places(gate: Tensor, up: Tensor, dgate: Tensor | None, dup: Tensor | 
 
 @checked_once
 def _swiglu_backward(
-    launcher: Launcher,
     dh: Tensor,
     gate: Tensor,
     up: Tensor,
@@ -148,14 +146,12 @@ def _swiglu_backward(
     outputs = _output_stride("dgate", dgate, gate, rows, width), _output_stride("dup", dup, up, rows, width)
     constants = {"HAS_H": h_out is not None, "BLOCK": block, "num_warps": warps}
     grid = (rows * cdiv(width, block),)
-    return Launch(launcher, swiglu_backward_kernel, grid, (*strides, *outputs, width), constants, copied)
+    return Launch(swiglu_backward_kernel, grid, (*strides, *outputs, width), constants, copied)
 
 
-def gelu_forward(
-    x: Tensor, bias: Tensor | None = None, *, approximate: Approximation = "tanh", launcher: Launcher = direct
-) -> Tensor:
+def gelu_forward(x: Tensor, bias: Tensor | None = None, *, approximate: Approximation = "tanh") -> Tensor:
     """gelu(x + bias), contiguous, in x's type. x: (…, width); bias: (width,)."""
-    launch = _gelu_forward(launcher, (x, bias), approximate, BLOCK, GELU_FORWARD_WARPS)
+    launch = _gelu_forward((x, bias), approximate, BLOCK, GELU_FORWARD_WARPS)
     if launch is None:
         return gelu_forward_reference(x, bias, approximate)
     h = new_like(x)
@@ -164,9 +160,7 @@ def gelu_forward(
 
 
 @checked_once
-def _gelu_forward(
-    launcher: Launcher, x: Tensor, bias: Tensor | None, approximate: Approximation, block: int, warps: int
-) -> Launch | None:
+def _gelu_forward(x: Tensor, bias: Tensor | None, approximate: Approximation, block: int, warps: int) -> Launch | None:
     _check_gelu(x, bias, approximate)
     if not use_triton(x):
         return None
@@ -176,7 +170,7 @@ def _gelu_forward(
         "HAS_BIAS": bias is not None, "TANH": approximate == "tanh", "BLOCK": block, "num_warps": warps,
     }  # fmt: skip
     grid = (rows * cdiv(width, block),)
-    return Launch(launcher, gelu_forward_kernel, grid, (*strides, width), constants, copied)
+    return Launch(gelu_forward_kernel, grid, (*strides, width), constants, copied)
 
 
 def gelu_backward(
@@ -187,13 +181,12 @@ def gelu_backward(
     approximate: Approximation = "tanh",
     bias_grad: Tensor | None = None,
     h_out: Tensor | None = None,
-    launcher: Launcher = direct,
 ) -> tuple[Tensor, Tensor | None]:
     """(dx in x's type, dbias fp32 or None without bias).
 
     The bias gradient is `bias_grad` with it added when that is given. h_out: as in `swiglu_backward`.
     """
-    found = _gelu_backward(launcher, (dh, x, bias, bias_grad, h_out), approximate, BLOCK, WARPS)
+    found = _gelu_backward((dh, x, bias, bias_grad, h_out), approximate, BLOCK, WARPS)
     if found is None:
         dx, db = gelu_backward_reference(dh, x, bias, approximate)
         if h_out is not None:
@@ -204,13 +197,12 @@ def gelu_backward(
     partial = None if bias is None else bias_sum.partials(dx)
     launch((dh, x, bias, dx, h_out, partial))
     if h_out is not None:
-        written(launcher, h_out)
+        written(h_out)
     return dx, None if bias is None else bias_sum(partial, bias_grad)
 
 
 @checked_once
 def _gelu_backward(
-    launcher: Launcher,
     dh: Tensor,
     x: Tensor,
     bias: Tensor | None,
@@ -239,8 +231,8 @@ def _gelu_backward(
         "HAS_H": h_out is not None, "HAS_BIAS": bias is not None, "TANH": approximate == "tanh", "ROWS": 2,
         "BLOCK": block, "num_warps": warps,
     }  # fmt: skip
-    launch = Launch(launcher, gelu_backward_kernel, grid, (*strides, rows, width), constants, copied)
-    return launch, PartialSum(launcher, grid[1], width, bias_grad)
+    launch = Launch(gelu_backward_kernel, grid, (*strides, rows, width), constants, copied)
+    return launch, PartialSum(grid[1], width, bias_grad)
 
 
 def _output_stride(name: str, given: Tensor | None, like: Tensor, rows: int, width: int) -> int:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kernels.direct import Launch, Launcher, checked_once, direct
+from kernels.direct import Launch, checked_once
 from kernels.launch import FLOATS, KernelArgumentError, cdiv, check_float, check_tensor, tl, triton, use_triton
 from kernels.written import written
 
@@ -166,7 +166,6 @@ def adamw_step(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
     copy: Tensor | None = None,
-    launcher: Launcher = direct,
 ) -> None:
     """Updates p, m, v (and copy, the low-precision weights) in place.
 
@@ -175,17 +174,17 @@ def adamw_step(
     """
     mask, codes = (None, None) if decay is None else (decay.mask, decay.codes)
     tensors = p, m, v, g, copy, mask, codes, grad_scale, found_inf
-    launch = _launch(launcher, tensors, decay is not None, MASK_BLOCK, WARPS)
+    launch = _launch(tensors, decay is not None, MASK_BLOCK, WARPS)
     if launch is None:
         adamw_reference(p, m, v, g, step, decay, grad_scale, found_inf, copy)
         return
     launch(tensors, step.floats)
-    written(launcher, *(t for t in (p, m, v, copy) if t is not None))
+    written(*(t for t in (p, m, v, copy) if t is not None))
 
 
 @checked_once
 def _launch(
-    launcher: Launcher, p: Tensor, m: Tensor, v: Tensor, g: Tensor, copy: Tensor | None, mask: Tensor | None,
+    p: Tensor, m: Tensor, v: Tensor, g: Tensor, copy: Tensor | None, mask: Tensor | None,
     codes: Tensor | None, grad_scale: Tensor | None, found_inf: Tensor | None, decayed: bool, block: int, warps: int,
 ) -> Launch | None:  # fmt: skip
     _check(p, m, v, g, mask, codes, decayed, grad_scale, found_inf, copy)
@@ -195,7 +194,7 @@ def _launch(
         "HAS_MASK": decayed, "HAS_SCALE": grad_scale is not None, "HAS_INF": found_inf is not None,
         "HAS_COPY": copy is not None, "BLOCK": block, "num_warps": warps,
     }  # fmt: skip
-    return Launch(launcher, adamw_kernel, (cdiv(p.numel(), block),), (p.numel(),), constants)
+    return Launch(adamw_kernel, (cdiv(p.numel(), block),), (p.numel(),), constants)
 
 
 def _check(
@@ -223,20 +222,3 @@ def _check(
     for name, tensor in (("p", p), ("m", m), ("v", v), ("g", g), ("copy", copy)):
         if tensor is not None and not tensor.is_contiguous():
             raise KernelArgumentError(f"{name} has stride {tensor.stride()}; accepted: a contiguous flat buffer")
-
-
-@torch.library.triton_op("windtunnel::adamw", mutates_args=("p", "m", "v", "copy"))
-def adamw_operator(
-    p: Tensor, m: Tensor, v: Tensor, g: Tensor, copy: Tensor | None, mask: Tensor | None, codes: Tensor | None,
-    grad_scale: Tensor | None, found_inf: Tensor | None,
-    lr: float, step: int, beta1: float, beta2: float, eps: float, weight_decay: float,
-) -> None:  # fmt: skip
-    """`adamw_step` as `torch.ops.windtunnel.adamw`, for a compiled optimizer step."""
-    if (mask is None) != (codes is None):
-        raise KernelArgumentError("one of mask and codes is None; accepted: both of a DecayMask, or neither")
-    decay = None if mask is None or codes is None else DecayMask(mask, codes)
-    numbers = AdamWStep(lr, step, beta1, beta2, eps, weight_decay)
-    adamw_step(
-        p, m, v, g, numbers, decay=decay, grad_scale=grad_scale, found_inf=found_inf, copy=copy,
-        launcher=torch.library.wrap_triton,
-    )  # fmt: skip

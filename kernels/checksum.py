@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.direct import Launcher, direct, start
+from kernels.direct import start
 from kernels.launch import HAS_TRITON, INTERPRETED, KernelArgumentError, cdiv, check_tensor, tl, triton
 
 Tensor = torch.Tensor
@@ -52,7 +52,7 @@ def checksum_kernel(words_ptr, partial_ptr, n, word_first, BLOCK: tl.constexpr):
 # ---------------------------------------------------------------- plain functions
 
 
-def checksum(tensor: Tensor, *, word_first: int = 0, launcher: Launcher = direct) -> Tensor:
+def checksum(tensor: Tensor, *, word_first: int = 0) -> Tensor:
     """S as an int64 scalar tensor on `tensor`'s device (no synchronisation).
 
     Any type; contiguous; word_first: global index of word 0.
@@ -68,7 +68,7 @@ def checksum(tensor: Tensor, *, word_first: int = 0, launcher: Launcher = direct
         programs = max(1, min(PROGRAMS, cdiv(n, BLOCK)))
         partial = torch.empty(programs, dtype=torch.int64, device=tensor.device)
         constants = {"BLOCK": BLOCK, "num_warps": 8}
-        start(launcher, checksum_kernel, (programs,), (words, partial), (n, word_first), constants)
+        start(checksum_kernel, (programs,), (words, partial), (n, word_first), constants)
         total = partial.sum()
     else:
         total = checksum_reference(words, word_first)

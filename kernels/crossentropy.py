@@ -9,11 +9,10 @@ The sum leaves the target out, so that the gradient of a confident row (p_y → 
 difference 1 − 1 that loses every digit. The first pass keeps a running maximum and sum in fp32; the second overwrites
 the logits with the gradient (or writes to `out`).
 
-A vocabulary-parallel loss calls `row_statistics` (or `row_max`, then `exp_target` after the all-reduce of the
-maximum) on its columns, reduces, and calls `cross_entropy(stats=…)`. Targets are global indices; a rank holds columns
+A vocabulary-parallel loss calls `row_max`, then `exp_target` after the all-reduce of the maximum, on its columns,
+reduces, and calls `cross_entropy(stats=…)`. Targets are global indices; a rank holds columns
 vocab_first … vocab_first + width − 1; columns from `vocab_size` on are padding: they take no probability and get zero
 gradient. A row whose target is `ignore_index`, or lies outside 0 … vocab_size − 1, is ignored: loss 0, gradient 0.
-`check_targets` raises on the latter where a synchronisation can be afforded.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kernels.crossentropy_kernels import cross_entropy_kernel, exp_target_kernel, row_max_kernel, row_statistics_kernel
+from kernels.crossentropy_kernels import cross_entropy_kernel, exp_target_kernel, row_max_kernel
 from kernels.crossentropy_reference import (
     LOWEST,
     RowStatistics,
@@ -31,7 +30,7 @@ from kernels.crossentropy_reference import (
     loss_and_gradient_reference,
     row_statistics_reference,
 )
-from kernels.direct import Launch, Launcher, checked_once, direct
+from kernels.direct import Launch, checked_once
 from kernels.launch import (
     KernelArgumentError,
     check_apart,
@@ -57,37 +56,12 @@ class RowConfig(NamedTuple):
 CONFIG = RowConfig(2048, 8)
 
 
-def check_targets(target: Tensor, vocab_size: int, ignore_index: int = IGNORE_INDEX) -> None:
-    """Raises KernelArgumentError naming the first target that is neither `ignore_index` nor inside 0 … vocab_size −
-    1. Synchronises."""
-    bad = ((target < 0) | (target >= vocab_size)) & (target != ignore_index)
-    if bool(bad.any()):
-        where = int(bad.reshape(-1).nonzero()[0])
-        raise KernelArgumentError(
-            f"target[{where}] is {int(target.reshape(-1)[where])}; accepted: 0 … {vocab_size - 1}, "
-            f"or {ignore_index} to ignore"
-        )
-
-
 # ---------------------------------------------------------------- plain functions
-
-
-def row_statistics(
-    logits: Tensor, target: Tensor, *, vocab_first: int = 0, vocab_size: int | None = None
-) -> RowStatistics:
-    """Statistics of this rank's columns in one read. logits (rows, width); target int64 (rows,), global. To combine
-    ranks: M = all-reduce max of row_max; others·exp(row_max − M) and target_logit are then summed."""
-    launch, rows, valid, _ = _part(direct, (logits, target, None), "statistics", vocab_first, vocab_size)
-    if launch is None:
-        return row_statistics_reference(logits, target, vocab_first, valid)
-    stats = RowStatistics(*(logits.new_empty(rows, dtype=torch.float32) for _ in range(3)))
-    launch((logits, target, *stats))
-    return stats
 
 
 def row_max(logits: Tensor, *, vocab_first: int = 0, vocab_size: int | None = None) -> Tensor:
     """fp32 (rows,): maximum over this rank's vocabulary columns."""
-    launch, rows, valid, _ = _part(direct, (logits, None, None), "maximum", vocab_first, vocab_size)
+    launch, rows, valid, _ = _part((logits, None, None), "maximum", vocab_first, vocab_size)
     if launch is None:
         x = logits[:, :valid].to(compute_type(logits))
         return x.max(-1).values if valid else x.new_full((x.shape[0],), LOWEST)
@@ -100,7 +74,7 @@ def exp_target(
     logits: Tensor, maximum: Tensor, target: Tensor, *, vocab_first: int = 0, vocab_size: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """(others, target_logit), fp32 (rows,), against the global row maximum; both are summed over the ranks."""
-    launch, _, valid, _ = _part(direct, (logits, target, maximum), "exp_target", vocab_first, vocab_size)
+    launch, _, valid, _ = _part((logits, target, maximum), "exp_target", vocab_first, vocab_size)
     if launch is None:
         return exp_target_reference(logits, maximum, target, vocab_first, valid)
     others, target_logit = torch.empty_like(maximum), torch.empty_like(maximum)
@@ -108,7 +82,7 @@ def exp_target(
     return others, target_logit
 
 
-_PARTS = {"statistics": row_statistics_kernel, "maximum": row_max_kernel, "exp_target": exp_target_kernel}
+_PARTS = {"maximum": row_max_kernel, "exp_target": exp_target_kernel}
 
 
 class _Checked(NamedTuple):
@@ -120,7 +94,7 @@ class _Checked(NamedTuple):
 
 @checked_once
 def _part(
-    launcher: Launcher, logits: Tensor, target: Tensor | None, maximum: Any, part: str, vocab_first: int,
+    logits: Tensor, target: Tensor | None, maximum: Any, part: str, vocab_first: int,
     vocab_size: int | None,
 ) -> _Checked:  # fmt: skip
     """One of _PARTS; its numbers are the logits' stride and valid columns, then vocab_first where there are targets."""
@@ -133,7 +107,7 @@ def _part(
         check_tensor("maximum", maximum, dtypes=fp32, shape=(rows,), device=logits.device, contiguous=True)
     block, warps = _config(width)
     numbers = logits.stride(0), valid, *(() if part == "maximum" else (vocab_first,))
-    launch = Launch(launcher, _PARTS[part], (rows,), numbers, {"BLOCK": block, "num_warps": warps})
+    launch = Launch(_PARTS[part], (rows,), numbers, {"BLOCK": block, "num_warps": warps})
     return _Checked(launch, rows, valid, total)
 
 
@@ -151,7 +125,6 @@ def cross_entropy(
     out: Tensor | None = None,
     in_place: bool = False,
     gradient: bool = True,
-    launcher: Launcher = direct,
     config: RowConfig | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """(loss fp32 (rows,), gradient of scale·Σ row_weight·loss with respect to the logits, or None).
@@ -161,7 +134,7 @@ def cross_entropy(
     the logits (`in_place`), or to a new tensor. row_weight: (rows,) upstream gradient of each row's loss.
     """
     launch, rows, valid, total = _cross_entropy(
-        launcher, (logits, target, row_weight, out, *(stats or _NO_STATS)),
+        (logits, target, row_weight, out, *(stats or _NO_STATS)),
         stats is not None, vocab_first, vocab_size, ignore_index, in_place, gradient, config,
     )  # fmt: skip
     if out is not None:
@@ -181,7 +154,7 @@ def cross_entropy(
         out = new_like(logits)
     launch((logits, out, target, row_weight, *(stats or _NO_STATS), loss), (float(scale), float(z_loss)))
     if gradient:
-        written(launcher, out)
+        written(out)
     return loss, out if gradient else None
 
 
@@ -190,7 +163,7 @@ _NO_STATS = None, None, None
 
 @checked_once
 def _cross_entropy(
-    launcher: Launcher, logits: Tensor, target: Tensor, row_weight: Tensor | None, out: Tensor | None,
+    logits: Tensor, target: Tensor, row_weight: Tensor | None, out: Tensor | None,
     row_max: Any, others: Any, target_logit: Any,
     has_stats: bool, vocab_first: int, vocab_size: int | None, ignore_index: int, in_place: bool, gradient: bool,
     config: RowConfig | None,
@@ -209,7 +182,7 @@ def _cross_entropy(
         "num_warps": warps,
     }  # fmt: skip
     numbers = stride, out_stride, valid, width, vocab_first, total, ignore_index
-    return _Checked(Launch(launcher, cross_entropy_kernel, (rows,), numbers, constants), rows, valid, total)
+    return _Checked(Launch(cross_entropy_kernel, (rows,), numbers, constants), rows, valid, total)
 
 
 def _check_rows(

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 from kernels.crossentropy import IGNORE_INDEX, loss_and_gradient_reference, row_statistics_reference
-from kernels.direct import Launcher, direct, start
+from kernels.direct import start
 from kernels.launch import KernelArgumentError, cdiv, check_float, check_tensor, next_power_of_2, tl, triton, use_triton
 from kernels.written import written
 
@@ -151,7 +151,6 @@ def cross_entropy_columns(
     vocab_size: int | None = None,
     ignore_index: int = IGNORE_INDEX,
     gradient: bool = True,
-    launcher: Launcher = direct,
 ) -> Tensor:
     """loss fp32 (rows,), unscaled. The logits (width, rows), unit stride along the rows, become the gradient of
     scale·Σ row_weight·loss (without `gradient`: the logits but for their targets). target: int (rows,); words from
@@ -170,11 +169,11 @@ def cross_entropy_columns(
         return loss
     stride, chosen = logits.stride(0), (logits.stride(0), rows, vocab, ignore_index)
     once, columns = (cdiv(rows, JOINED_ROWS),), {"ROWS": JOINED_ROWS, "num_warps": 2}
-    start(launcher, take_targets_kernel, once, (logits, target, taken), chosen, columns)
+    start(take_targets_kernel, once, (logits, target, taken), chosen, columns)
     grid, numbers = (cdiv(rows, tiles["ROWS"]), spans), (stride, rows, vocab)
-    start(launcher, columns_statistics_kernel, grid, (logits, maxima, sums), numbers, tiles)
+    start(columns_statistics_kernel, grid, (logits, maxima, sums), numbers, tiles)
     start(
-        launcher, join_columns_kernel, once,
+        join_columns_kernel, once,
         (target, taken, maxima, sums, loss if row_weight is None else row_weight, loss, lse, factor, at_target),
         (rows, vocab, spans, ignore_index, float(scale), float(z_loss)),
         {"HAS_WEIGHT": row_weight is not None, "SPANS": 16, **columns},
@@ -182,9 +181,9 @@ def cross_entropy_columns(
     if gradient:
         tiles = _tiles(GRADIENT, width, rows)
         grid, width_too = (cdiv(rows, tiles["ROWS"]), cdiv(width, tiles["TILES"] * tiles["WORDS"])), (*numbers, width)
-        start(launcher, columns_gradient_kernel, grid, (logits, lse, factor), width_too, tiles)
-        start(launcher, put_targets_kernel, once, (logits, target, at_target), chosen, columns)
-    written(launcher, logits)
+        start(columns_gradient_kernel, grid, (logits, lse, factor), width_too, tiles)
+        start(put_targets_kernel, once, (logits, target, at_target), chosen, columns)
+    written(logits)
     return loss
 
 

@@ -46,22 +46,6 @@ def _zero(out_ptr, width, BLOCK: tl.constexpr):
         tl.store(out_ptr + cols, tl.zeros([BLOCK], tl.float32).to(out_ptr.dtype.element_ty), mask=cols < width)
 
 
-@triton.jit(do_not_specialize=["vocab_first"])
-def row_statistics_kernel(
-    logits_ptr, target_ptr, max_ptr, others_ptr, target_logit_ptr, row_stride, valid, vocab_first, BLOCK: tl.constexpr
-):
-    row = tl.program_id(0).to(tl.int64)
-    row_ptr = logits_ptr + row * row_stride
-    target = tl.load(target_ptr + row).to(tl.int64) - vocab_first
-    local = (target >= 0) & (target < valid)
-    target_logit = tl.load(row_ptr + target, mask=local, other=0.0).to(tl.float32)
-    top, others = _statistics(row_ptr, target, valid, BLOCK)
-    row_max = tl.where(local, tl.maximum(top, target_logit), top)
-    tl.store(max_ptr + row, row_max)
-    tl.store(others_ptr + row, others * tl.exp(top - row_max))
-    tl.store(target_logit_ptr + row, target_logit)
-
-
 @triton.jit
 def row_max_kernel(logits_ptr, max_ptr, row_stride, valid, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)

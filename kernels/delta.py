@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.direct import Launcher, direct, start
+from kernels.direct import start
 from kernels.launch import HAS_TRITON, INTERPRETED, KernelArgumentError, cdiv, check_tensor, tl, triton
 from kernels.written import written
 
@@ -68,7 +68,7 @@ def delta_unpack_kernel(planes_ptr, base_ptr, out_ptr, n, PLANES: tl.constexpr, 
 # ---------------------------------------------------------------- plain functions
 
 
-def delta_pack(new: Tensor, base: Tensor, *, launcher: Launcher = direct) -> Tensor:
+def delta_pack(new: Tensor, base: Tensor) -> Tensor:
     """Byte planes uint8 (item bytes, n) of new ⊕ base.
 
     Both contiguous, of one type and shape, items of 1, 2, 4 or 8 bytes.
@@ -80,11 +80,11 @@ def delta_pack(new: Tensor, base: Tensor, *, launcher: Launcher = direct) -> Ten
     out = torch.empty((planes, n), dtype=torch.uint8, device=new.device)
     if n:
         constants = {"PLANES": planes, "BLOCK": BLOCK, "num_warps": 8}
-        start(launcher, delta_pack_kernel, (cdiv(n, BLOCK),), (_bits(new), _bits(base), out), (n,), constants)
+        start(delta_pack_kernel, (cdiv(n, BLOCK),), (_bits(new), _bits(base), out), (n,), constants)
     return out
 
 
-def delta_unpack(planes: Tensor, base: Tensor, *, out: Tensor | None = None, launcher: Launcher = direct) -> Tensor:
+def delta_unpack(planes: Tensor, base: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The tensor that `delta_pack` saw as `new`, from its planes and the same base.
 
     Into `out` (may be base itself) when given.
@@ -100,8 +100,8 @@ def delta_unpack(planes: Tensor, base: Tensor, *, out: Tensor | None = None, lau
     n = base.numel()
     if n:
         constants = {"PLANES": base.dtype.itemsize, "BLOCK": BLOCK, "num_warps": 8}
-        start(launcher, delta_unpack_kernel, (cdiv(n, BLOCK),), (planes, _bits(base), _bits(out)), (n,), constants)
-        written(launcher, out)
+        start(delta_unpack_kernel, (cdiv(n, BLOCK),), (planes, _bits(base), _bits(out)), (n,), constants)
+        written(out)
     return out
 
 

@@ -1,7 +1,7 @@
 """How kernels are launched: through Triton, or past it once Triton has compiled what the launch needs.
 
 Triton binds, specialises and hashes every argument by name on each launch, and asks the driver about every pointer:
-more host time than a small kernel takes on the device. With the launcher `direct` a launch is looked up by what its
+more host time than a small kernel takes on the device. Here a launch is looked up by what its
 compilation depends on: types, alignments and constants; of an integer only whether it is 1, a multiple of 16, or
 wide; of a float nothing. A combination that is new there goes through Triton, which compiles it. Kernels take their
 pointers first, then their numbers, then their constants. `start` looks up each launch; a `Launch` keeps what it found.
@@ -25,9 +25,6 @@ from torch.compiler import is_compiling
 
 from kernels.launch import HAS_TRITON, INTERPRETED, KernelArgumentError, triton
 
-Launcher = Callable[[Any], Any]
-"""How a kernel is launched: `direct` from plain functions, `torch.library.wrap_triton` inside a `triton_op`."""
-
 REMEMBERED = 4096
 """Entries of one memory: launches of a kernel, signatures of a function. A memory is emptied when full."""
 if hasattr(torch._C, "_cuda_getCurrentRawStream"):
@@ -50,16 +47,16 @@ WINDTUNNEL_SHORT_LAUNCH=0 switches it off.
 
 
 def checked_once(derive: Callable[..., Any]) -> Callable[..., Any]:
-    """`derive(launcher, *tensors, *flags)`, called as (launcher, tensors, *flags) and remembered by the signature of
-    the tensors, None among them, and by the flags. For `direct` alone (under a compiler sizes may be symbols), and for
-    plain tensors (what `derive` returns may hold some that it made)."""
+    """`derive(*tensors, *flags)`, called as (tensors, *flags) and remembered by the signature of the tensors, None
+    among them, and by the flags. Not under a compiler, where sizes may be symbols, and for plain tensors alone: what
+    `derive` returns may hold some that it made."""
     kept: dict[tuple[Any, ...], Any] = {}
     _SIGNATURES.append(kept)
 
     @functools.wraps(derive)
-    def find(launcher: Launcher, tensors: tuple[torch.Tensor | None, ...], *flags: Any) -> Any:
-        if launcher is not direct or is_compiling():
-            return derive(launcher, *tensors, *flags)
+    def find(tensors: tuple[torch.Tensor | None, ...], *flags: Any) -> Any:
+        if is_compiling():
+            return derive(*tensors, *flags)
         try:
             key = (
                 flags,
@@ -70,9 +67,9 @@ def checked_once(derive: Callable[..., Any]) -> Callable[..., Any]:
             )
             found = kept.get(key, kept)
         except (AttributeError, TypeError, RuntimeError):  # no tensor, no strides or no hash: the checks say so
-            return derive(launcher, *tensors, *flags)
+            return derive(*tensors, *flags)
         if found is kept:
-            found = derive(launcher, *tensors, *flags)
+            found = derive(*tensors, *flags)
             if _PLAIN.issuperset(map(type, tensors)):
                 _keep(kept, key, found)
         return found
@@ -93,13 +90,7 @@ def _keep(memory: dict[Any, Any], key: Any, value: Any) -> None:
     memory[key] = value
 
 
-def direct(kernel: Any) -> Any:
-    """The launcher of the plain functions: `start` takes the short path where there is one."""
-    return kernel
-
-
 def start(
-    launcher: Launcher,
     kernel: Any,
     grid: tuple[int, ...],
     tensors: tuple[torch.Tensor, ...],
@@ -108,12 +99,12 @@ def start(
 ) -> Any:
     """Launch `kernel` on (*tensors, *numbers) with `constants`, which hold num_warps too; the compiled form, where one
     was launched past Triton."""
-    if SHORT and launcher is direct and not is_compiling():
+    if SHORT and not is_compiling():
         found = _DIRECT.get(id(kernel))
         if found is None:
             found = _DIRECT[id(kernel)] = Direct(kernel)
         return found.launch(grid, tensors, numbers, constants)
-    launcher(kernel)[grid](*tensors, *numbers, **constants)
+    kernel[grid](*tensors, *numbers, **constants)
     return None
 
 
@@ -129,18 +120,17 @@ class Launch:
     integers. copied: positions of tensors that the kernel cannot read as they lie; it reads contiguous copies.
     """
 
-    __slots__ = ("constants", "copied", "device", "forms", "given", "grid", "kernel", "launcher", "numbers", "places")
+    __slots__ = ("constants", "copied", "device", "forms", "given", "grid", "kernel", "numbers", "places")
 
     def __init__(
         self,
-        launcher: Launcher,
         kernel: Any,
         grid: tuple[int, ...],
         numbers: tuple[Any, ...],
         constants: Mapping[str, Any],
         copied: tuple[int, ...] = (),
     ) -> None:
-        self.launcher, self.kernel, self.constants = launcher, kernel, constants
+        self.kernel, self.constants = kernel, constants
         self.grid, self.numbers, self.copied = (*grid, 1, 1)[:3], numbers, copied
         self.forms: dict[Any, Any] = {}  # compiled forms by alignments, and what is compiled of the integers
         self.device: int | None = None  # of the forms; None until a form is known
@@ -174,7 +164,7 @@ class Launch:
             return
         every = [tensors[0] if t is None else t.contiguous() if i in self.copied else t for i, t in enumerate(tensors)]
         numbers = *self.numbers, *floats, *integers
-        found = start(self.launcher, self.kernel, self.grid, tuple(every), numbers, self.constants)
+        found = start(self.kernel, self.grid, tuple(every), numbers, self.constants)
         if found is None or self.copied:
             return
         if self.device is None:

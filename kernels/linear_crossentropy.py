@@ -25,7 +25,6 @@ import torch
 
 from kernels.crossentropy import IGNORE_INDEX
 from kernels.crossentropy_columns import check_vocabulary, cross_entropy_columns
-from kernels.direct import Launcher, direct
 from kernels.launch import KernelArgumentError, cdiv, check_float, check_tensor, processors
 
 Tensor = torch.Tensor
@@ -101,7 +100,6 @@ def linear_cross_entropy(
     weight_grad: Tensor | None = None,
     gradient: bool = True,
     chunk_rows: int | None = None,
-    launcher: Launcher = direct,
 ) -> LinearCrossEntropy:
     """Loss and gradients of rows x (rows, hidden) against weight (vocab, hidden) and target int64 (rows,).
 
@@ -114,7 +112,6 @@ def linear_cross_entropy(
     if chunk_rows is not None and chunk_rows < 1:
         raise KernelArgumentError(f"chunk_rows is {chunk_rows}; accepted: 1 or more, or None")
     numbers: dict[str, Any] = {"scale": scale, "z_loss": z_loss, "vocab_size": vocab_size, "ignore_index": ignore_index}
-    numbers["launcher"] = launcher
     row_weight = None if row_weight is None else row_weight.detach()
     head = _Head(x.detach(), weight.detach(), target.contiguous(), row_weight, gradient, numbers)
     rows, vocab = x.shape[0], weight.shape[0]

@@ -15,12 +15,11 @@ order) multiplies in fp32. fp64 goes through the reference.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
 
-from kernels.direct import Launch, Launcher, checked_once, direct
+from kernels.direct import Launch, checked_once
 from kernels.launch import (
     FLOATS,
     KernelArgumentError,
@@ -53,7 +52,6 @@ def norm_forward(
     residual: Tensor | None = None,
     dropout: Dropout = NO_DROPOUT,
     rounding: Rounding = "fp32",
-    launcher: Launcher = direct,
     config: ForwardConfig | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(y, stream, rstd, mean). x (…, width) floating point; weight, bias (width,); residual like x, its type is the
@@ -63,7 +61,7 @@ def norm_forward(
     `stream` is x itself.
     """
     dropped = dropout.p > 0.0
-    found = _forward(launcher, (x, weight, bias, residual), kind, rounding, float(eps), dropped, config)
+    found = _forward((x, weight, bias, residual), kind, rounding, float(eps), dropped, config)
     if found is None:
         return norm_forward_reference(kind, x, weight, bias, eps, residual, dropout, rounding)
     launch, rows, mean = found
@@ -78,7 +76,7 @@ def norm_forward(
 
 @checked_once
 def _forward(
-    launcher: Launcher, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
     kind: Kind, rounding: Rounding, eps: float, dropped: bool, config: ForwardConfig | None,
 ) -> tuple[Launch, int, Tensor | None] | None:  # fmt: skip
     """(launch, rows, the mean where that is nothing)."""
@@ -94,9 +92,9 @@ def _forward(
         config,
     )  # fmt: skip
     numbers = *strides, rows, width, eps, *(() if dropped else NO_DROPOUT.numbers)
-    with torch.inference_mode(False) if launcher is direct else nullcontext():  # what is remembered outlives a mode
+    with torch.inference_mode(False):  # what is remembered outlives a mode
         nothing = x.new_empty(0, dtype=torch.float32) if kind == "rms" else None
-    return Launch(launcher, kernel, grid, numbers, constants, copied), rows, nothing
+    return Launch(kernel, grid, numbers, constants, copied), rows, nothing
 
 
 def norm_backward(
@@ -114,7 +112,6 @@ def norm_backward(
     weight_grad: Tensor | None = None,
     bias_grad: Tensor | None = None,
     need_weight: bool = True,
-    launcher: Launcher = direct,
     config: BackwardConfig | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """(dresidual, dx, dweight, dbias) from dy (…, width) and what the forward returned; dy's type is x's.
@@ -125,7 +122,7 @@ def norm_backward(
     """
     dropped = dropout.p > 0.0
     found = _backward(
-        launcher, (dy, stream, weight, rstd, mean, dstream, weight_grad, bias_grad),
+        (dy, stream, weight, rstd, mean, dstream, weight_grad, bias_grad),
         kind, rounding, has_bias, dropped, need_weight, config,
     )  # fmt: skip
     if found is None:
@@ -161,7 +158,7 @@ class _Backward(NamedTuple):
 
 @checked_once
 def _backward(
-    launcher: Launcher, dy: Tensor, stream: Tensor, weight: Tensor, rstd: Tensor, mean: Tensor | None,
+    dy: Tensor, stream: Tensor, weight: Tensor, rstd: Tensor, mean: Tensor | None,
     dstream: Tensor | None, weight_grad: Tensor | None, bias_grad: Tensor | None,
     kind: Kind, rounding: Rounding, has_bias: bool, dropped: bool, need_weight: bool, config: BackwardConfig | None,
 ) -> _Backward | None:  # fmt: skip
@@ -178,12 +175,12 @@ def _backward(
         (dy.itemsize, stream.itemsize, weight.itemsize), dy.device, config,
     )  # fmt: skip
     numbers = *strides, rows, width, *(() if dropped else NO_DROPOUT.numbers)
-    main = Launch(launcher, kernel, grid, numbers, constants, tuple((0, 1, 5)[i] for i in copied))
+    main = Launch(kernel, grid, numbers, constants, tuple((0, 1, 5)[i] for i in copied))
     formed = None if columns is None else Launch(
-        launcher, norm_columns_kernel, (cdiv(width, 256), partials), (*strides[:2], rows, width), columns,
+        norm_columns_kernel, (cdiv(width, 256), partials), (*strides[:2], rows, width), columns,
         tuple(i for i in copied if i < 2),
     )  # fmt: skip
-    sums = (PartialSum(launcher, partials, width, into) for into in (weight_grad, bias_grad))
+    sums = (PartialSum(partials, width, into) for into in (weight_grad, bias_grad))
     return _Backward(main, wide, formed, split, *sums)
 
 

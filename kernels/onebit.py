@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.direct import Launcher, direct, start
+from kernels.direct import start
 from kernels.launch import FLOATS, KernelArgumentError, cdiv, check_float, check_tensor, tl, triton, use_triton
 from kernels.written import written
 
@@ -96,9 +96,7 @@ def unpack_kernel(bits_ptr, scale_ptr, out_ptr, workers, n, chunk, chunks, block
 # ---------------------------------------------------------------- plain functions
 
 
-def onebit_pack(
-    x: Tensor, error: Tensor, *, chunk: int | None = None, launcher: Launcher = direct
-) -> tuple[Tensor, Tensor]:
+def onebit_pack(x: Tensor, error: Tensor, *, chunk: int | None = None) -> tuple[Tensor, Tensor]:
     """(bits uint8 (n/8,), scale fp32 (n/chunk,)) of x + error.
 
     `error` (n,) fp32 is replaced by what was lost. chunk: None is n.
@@ -118,11 +116,11 @@ def onebit_pack(
     chunks, blocks = n // chunk, cdiv(chunk, BLOCK)
     partial = torch.empty((chunks, blocks), dtype=torch.float32, device=x.device)
     grid, numbers = (chunks * blocks,), (chunk, blocks)
-    start(launcher, abs_sum_kernel, grid, (x, error, partial), numbers, {"BLOCK": BLOCK, "num_warps": 8})
+    start(abs_sum_kernel, grid, (x, error, partial), numbers, {"BLOCK": BLOCK, "num_warps": 8})
     scale = partial.sum(1) / chunk
     bits = torch.empty(n // 8, dtype=torch.uint8, device=x.device)
-    start(launcher, pack_kernel, grid, (x, error, scale, bits), numbers, {"BYTES": BLOCK // 8, "num_warps": 8})
-    written(launcher, error)
+    start(pack_kernel, grid, (x, error, scale, bits), numbers, {"BYTES": BLOCK // 8, "num_warps": 8})
+    written(error)
     return bits, scale
 
 
@@ -132,7 +130,6 @@ def onebit_unpack(
     *,
     chunk: int | None = None,
     dtype: torch.dtype = torch.float32,
-    launcher: Launcher = direct,
 ) -> Tensor:
     """Mean over workers: bits uint8 (workers, n/8), scale fp32 (workers, n/chunk) → (n,) of `dtype`."""
     check_tensor("bits", bits, dtypes=(torch.uint8,), shape=(None, None))
@@ -153,7 +150,7 @@ def onebit_unpack(
     blocks = cdiv(chunk, BLOCK)
     numbers = workers, n, chunk, n // chunk, blocks
     constants = {"BYTES": BLOCK // 8, "num_warps": 8}
-    start(launcher, unpack_kernel, (n // chunk * blocks,), (bits, scale, out), numbers, constants)
+    start(unpack_kernel, (n // chunk * blocks,), (bits, scale, out), numbers, constants)
     return out
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.direct import Launch, Launcher
+from kernels.direct import Launch
 from kernels.launch import cdiv
 from kernels.norms_kernels import sum_partials_kernel
 from kernels.written import written
@@ -19,10 +19,10 @@ class PartialSum:
 
     __slots__ = ("elements", "launch", "width")
 
-    def __init__(self, launcher: Launcher, partials: int, width: int, into: torch.Tensor | None) -> None:
+    def __init__(self, partials: int, width: int, into: torch.Tensor | None) -> None:
         """into: a tensor of (width,) as those of the calls will be; None: they give none."""
         constants = {"ACCUMULATE": into is not None, "ROWS": 64, "BLOCK": BLOCK, "num_warps": 4}
-        self.launch = Launch(launcher, sum_partials_kernel, (cdiv(width, BLOCK),), (partials, width), constants)
+        self.launch = Launch(sum_partials_kernel, (cdiv(width, BLOCK),), (partials, width), constants)
         self.elements, self.width = partials * width, width
 
     def partials(self, like: torch.Tensor) -> torch.Tensor:
@@ -34,5 +34,5 @@ class PartialSum:
         out = partial.new_empty(self.width) if into is None else into
         self.launch((partial, out))
         if into is not None:
-            written(self.launch.launcher, into)
+            written(into)
         return out

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from kernels.direct import Launch, Launcher, checked_once, direct
+from kernels.direct import Launch, checked_once
 from kernels.launch import (
     FLOATS,
     KernelArgumentError,
@@ -93,14 +93,12 @@ def residual_backward_kernel(
 # ---------------------------------------------------------------- plain functions
 
 
-def residual_forward(
-    residual: Tensor, z: Tensor, bias: Tensor | None = None, mask: Mask | None = None, *, launcher: Launcher = direct
-) -> Tensor:
+def residual_forward(residual: Tensor, z: Tensor, bias: Tensor | None = None, mask: Mask | None = None) -> Tensor:
     """residual + dropout(z + bias), contiguous, in residual's type. residual, z (rows, width); bias (width,);
     mask.tokens (rows, 1) int64; a mask whose columns do not follow one another goes to the reference."""
     tokens, has_mask, in_order = _mask_signature(mask)
-    launch = _forward(launcher, (residual, z, bias, tokens), has_mask, in_order, BLOCK, WARPS)
-    _check_first(mask, residual.shape[1], launcher)
+    launch = _forward((residual, z, bias, tokens), has_mask, in_order, BLOCK, WARPS)
+    _check_first(mask, residual.shape[1])
     if launch is None:
         return add(residual, z, bias, mask)
     out = new_like(residual)
@@ -110,7 +108,7 @@ def residual_forward(
 
 @checked_once
 def _forward(
-    launcher: Launcher, residual: Tensor, z: Tensor, bias: Tensor | None, tokens: Tensor | None,
+    residual: Tensor, z: Tensor, bias: Tensor | None, tokens: Tensor | None,
     has_mask: bool, in_order: bool, block: int, warps: int,
 ) -> Launch | None:  # fmt: skip
     _check(residual, z, bias, tokens, has_mask)
@@ -122,16 +120,14 @@ def _forward(
     if tokens is not None and not tokens.is_contiguous():
         copied = *copied, 3
     numbers = *strides, width, *(() if has_mask else _NO_RANDOM)
-    return Launch(launcher, residual_forward_kernel, (rows * cdiv(width, block),), numbers, constants, copied)
+    return Launch(residual_forward_kernel, (rows * cdiv(width, block),), numbers, constants, copied)
 
 
-def residual_backward(
-    d: Tensor, bias_grad: Tensor | None = None, mask: Mask | None = None, *, launcher: Launcher = direct
-) -> Tensor:
+def residual_backward(d: Tensor, bias_grad: Tensor | None = None, mask: Mask | None = None) -> Tensor:
     """dz: d itself without a mask. d (rows, width); the bias gradient is added into fp32 `bias_grad` (width,)."""
     tokens, has_mask, in_order = _mask_signature(mask)
-    found = _backward(launcher, (d, bias_grad, tokens), has_mask, in_order, BLOCK, WARPS)
-    _check_first(mask, d.shape[1], launcher)
+    found = _backward((d, bias_grad, tokens), has_mask, in_order, BLOCK, WARPS)
+    _check_first(mask, d.shape[1])
     if found is None:
         return add_backward(d, bias_grad, mask)
     launch, bias_sum = found
@@ -145,7 +141,7 @@ def residual_backward(
 
 @checked_once
 def _backward(
-    launcher: Launcher, d: Tensor, bias_grad: Tensor | None, tokens: Tensor | None,
+    d: Tensor, bias_grad: Tensor | None, tokens: Tensor | None,
     has_mask: bool, in_order: bool, block: int, warps: int,
 ) -> tuple[Launch, PartialSum] | None:  # fmt: skip
     """The launch, and the sum over its stripes."""
@@ -162,8 +158,8 @@ def _backward(
     if tokens is not None and not tokens.is_contiguous():
         copied = *copied, 1
     numbers = *strides, rows, width, *(() if has_mask else _NO_RANDOM)
-    launch = Launch(launcher, residual_backward_kernel, grid, numbers, constants, copied)
-    return launch, PartialSum(launcher, grid[1], width, bias_grad)
+    launch = Launch(residual_backward_kernel, grid, numbers, constants, copied)
+    return launch, PartialSum(grid[1], width, bias_grad)
 
 
 def _backward_form(
@@ -202,7 +198,7 @@ def _check(residual: Tensor, z: Tensor, bias: Tensor | None, tokens: Any, has_ma
         check_tensor("mask.tokens", tokens, dtypes=(torch.int64,), shape=(rows, 1), device=residual.device)
 
 
-def _check_first(mask: Mask | None, width: int, launcher: Launcher) -> None:
+def _check_first(mask: Mask | None, width: int) -> None:
     """What concerns the mask's columns. Values are read on each call, where that costs no synchronisation (and no graph
     that cannot look)."""
     if mask is None or mask.first_element is None:
@@ -210,7 +206,7 @@ def _check_first(mask: Mask | None, width: int, launcher: Launcher) -> None:
     first, elements = mask.first_element, mask.elements.reshape(-1)
     if elements.shape[0] != width:
         raise KernelArgumentError(f"mask.elements holds {elements.shape[0]} columns; accepted: {width}, as z has")
-    if launcher is not direct or elements.device.type != "cpu" or not width:
+    if elements.device.type != "cpu" or not width:
         return
     if int(elements[0]) != first:
         raise KernelArgumentError(f"mask.first_element is {first} and mask.elements begins with {int(elements[0])}")

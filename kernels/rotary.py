@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.direct import Launch, Launcher, checked_once, direct
+from kernels.direct import Launch, checked_once
 from kernels.launch import (
     KernelArgumentError,
     cdiv,
@@ -120,13 +120,12 @@ def rotary_forward(
     *,
     q_out: Tensor | None = None,
     k_out: Tensor | None = None,
-    launcher: Launcher = direct,
 ) -> tuple[Tensor, Tensor]:
     """(q, k) rotated.
 
     q (B, T, Hq, D), k (B, T, Hk, D), D even, any strides with unit stride along D; cos, sin fp32 (T, D/2).
     """
-    return _rotary(q, k, cos, sin, q_out, k_out, False, launcher)
+    return _rotary(q, k, cos, sin, q_out, k_out, False)
 
 
 def rotary_backward(
@@ -137,10 +136,9 @@ def rotary_backward(
     *,
     q_out: Tensor | None = None,
     k_out: Tensor | None = None,
-    launcher: Launcher = direct,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of (q, k) before rotation from those after it; arguments as the forward."""
-    return _rotary(dq, dk, cos, sin, q_out, k_out, True, launcher)
+    return _rotary(dq, dk, cos, sin, q_out, k_out, True)
 
 
 def _rotary(
@@ -151,9 +149,8 @@ def _rotary(
     q_out: Tensor | None,
     k_out: Tensor | None,
     backward: bool,
-    launcher: Launcher,
 ) -> tuple[Tensor, Tensor]:
-    launch = _launch(launcher, (q, k, cos, sin, q_out, k_out), backward, HEADS_PER_TILE, WARPS)
+    launch = _launch((q, k, cos, sin, q_out, k_out), backward, HEADS_PER_TILE, WARPS)
     if q_out is not None:
         check_apart("q_out", q_out, "q", q)
     if k_out is not None:
@@ -166,13 +163,13 @@ def _rotary(
     k_out = new_like(k) if k_out is None else k_out
     launch((q, k, q_out, k_out, cos, sin))
     if given:
-        written(launcher, *given)
+        written(*given)
     return q_out, k_out
 
 
 @checked_once
 def _launch(
-    launcher: Launcher, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, q_out: Tensor | None, k_out: Tensor | None,
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, q_out: Tensor | None, k_out: Tensor | None,
     backward: bool, heads_per_tile: int, warps: int,
 ) -> Launch | None:  # fmt: skip
     _check(q, k, cos, sin, q_out, k_out)
@@ -187,7 +184,7 @@ def _launch(
     strides = *_strides(q, q), *_strides(k, k), *_strides(q_out, q), *_strides(k_out, k)
     numbers = *strides, length, q_heads, k_heads, dim // 2
     constants = {"BACKWARD": backward, "HEADS": heads, "HALF": next_power_of_2(dim // 2), "num_warps": warps}
-    return Launch(launcher, rotary_kernel, (batch * length * tiles,), numbers, constants, copied)
+    return Launch(rotary_kernel, (batch * length * tiles,), numbers, constants, copied)
 
 
 def _strides(x: Tensor | None, like: Tensor) -> tuple[int, ...]:

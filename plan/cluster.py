@@ -8,7 +8,7 @@ TFLOP/s.
 """
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 GIB = 2**30
@@ -91,15 +91,3 @@ def machine() -> Host:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Host(cores=cores, memory_gib=memory / GIB)
-
-
-def for_world(cluster: Cluster, world: int) -> Cluster:
-    """A CPU cluster sized for a plan: one node, one device per rank, cores and memory shared out evenly."""
-    return replace(
-        cluster,
-        gpus=world,
-        gpus_per_node=world,
-        nodes=1,
-        gpu_memory_gib=cluster.host.memory_gib / world,
-        threads_per_rank=max(1, cluster.host.cores // world),
-    )

@@ -23,7 +23,6 @@ Exit codes: 0 success Â· 1 the answer is "no" (does not fit, regression found) Â
 
 from collections.abc import Iterable
 
-EXIT_OK = 0
 EXIT_NO = 1
 EXIT_INPUT = 2
 EXIT_FAULT = 3

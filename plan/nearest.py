@@ -4,12 +4,16 @@ its file spells it."""
 import json
 from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
-from math import gcd, isqrt
+from math import gcd, isqrt, log10
+
+LONGEST = 300  # characters of a value in a message
+LARGEST = 10**18  # in size, of any number of an input: what is computed of a few such is still finite
+TOO_LARGE = "is beyond every number read here; the most is 10^18 in size"
 
 
 def nearest_name(given: str, known: Iterable[str], cutoff: float = 0.55) -> str | None:
     """The known name most like `given` ('tensor_paralel' → 'tensor_parallel'), or None when nothing is alike."""
-    plain = given.lower().replace("-", "_")
+    plain = given[:LONGEST].lower().replace("-", "_")
     scored = [(SequenceMatcher(None, plain, name.lower().replace("-", "_")).ratio(), name) for name in known]
     best = max(scored, default=(0.0, ""), key=lambda pair: pair[0])
     return best[1] if best[0] >= cutoff else None
@@ -22,10 +26,13 @@ def did_you_mean(given: str, known: Sequence[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as a file spells it: true, null, 1024, 'wide', {"a": 1}."""
-    if value is None or isinstance(value, bool | list | dict):
-        return json.dumps(value, default=str)
-    return repr(value)
+    """A value as a file spells it: true, null, 1024, 'wide', {"a": 1}; of a long one its start, of a long number its
+    size."""
+    if isinstance(value, int) and abs(value).bit_length() > 100:
+        return f"{'-' if value < 0 else ''}10^{int(abs(value).bit_length() * log10(2))}"
+    named = value is None or isinstance(value, bool | list | dict)
+    text = json.dumps(value, default=str) if named else repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 def kind_of(value: object) -> str:

@@ -8,9 +8,9 @@ the only place that knows units. Every function raises ValueError with a sentenc
 import math
 import re
 
-from plan.nearest import shown
+from plan.nearest import LARGEST, TOO_LARGE, shown
 
-_NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][+-]?\d+)?")
+_NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][+-]?\d+)?", re.ASCII)
 
 BYTES: dict[str, float] = {
     "B": 1,
@@ -52,20 +52,23 @@ BYTES_PER_S: dict[str, float] = {f"{unit}/s": factor for unit, factor in BYTES.i
 
 
 def number(value: object) -> float:
-    """A finite number: an int or float, or a string such as '5e8' or '1_000_000'. Ints stay ints, so large counts
-    stay exact."""
+    """A finite number of at most LARGEST in size: an int or float, or a string such as '5e8' or '1_000_000'. Ints stay
+    ints, so large counts stay exact."""
     if isinstance(value, bool):
         raise ValueError(f"{str(value).lower()} is not a number")
     if isinstance(value, str):
         text = value.strip()
         if not _NUMBER.fullmatch(text):
-            raise ValueError(f"{value!r} is not a number (write 5e8, 1_000_000 or 0.1)")
+            raise ValueError(f"{shown(value)} is not a number (write 5e8, 1_000_000 or 0.1)")
         plain = text.replace("_", "")
-        value = int(plain) if re.fullmatch(r"[+-]?\d+", plain) else float(plain)
+        whole = re.fullmatch(r"[+-]?\d+", plain, re.ASCII) and len(plain) < 100
+        value = int(plain) if whole else float(plain)
     if not isinstance(value, int | float):
         raise ValueError(f"{shown(value)} is not a number")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value} is not a finite number")
+    if abs(value) > LARGEST:
+        raise ValueError(f"{shown(value)} {TOO_LARGE}")
     return value
 
 

@@ -52,6 +52,9 @@ def fill(section: str, raw: object) -> tuple[object, list[str]]:
         return raw, []
     over = {key: value for key, value in raw.items() if key != "preset"}
     try:
-        return merge(preset(kind, str(raw["preset"])), over), []
+        base = preset(kind, str(raw["preset"]))
+        if over.get("gpu", base.get("gpu")) != base.get("gpu"):
+            base.pop("profile", None)  # it was named for the preset's own card: another card has another
+        return merge(base, over), []
     except ValueError as error:
         return None, [f"{section}.preset: {error}"]

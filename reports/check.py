@@ -1,22 +1,43 @@
-"""The scaling-efficiency gate: has a run become slower than its baseline, beyond what the change of plan explains?
+"""The gate: has a run become slower than its baseline, beyond what the plan, the tolerance and the spread explain?
 
-Two runs are compared through their twins, the forecasts of both from one profile. A run's *residual* is measured /
-predicted step time; the gate fails when the residual grew by more than the tolerance over the baseline's. With an
-equal program on both sides this is the plain step-time regression; with a baseline on one device it is the scaling
-efficiency E = T(1) / (N·T(N)) held against the efficiency the twin predicts, because E_measured / E_twin is the
-same quotient. The verdict names the operation class that moved most: the one whose measured time exceeds, by the
-most seconds, its forecast times the baseline's residual of that class.
+Two runs are compared through their twins, the forecasts of both from one profile: what is expected of the run is its
+forecast times the baseline's measured / predicted. With an equal program on both sides this is the plain step-time
+regression; with a baseline on one device it is the scaling efficiency T(1) / (N·T(N)) held against the efficiency the
+twin predicts, because E_measured / E_twin is the same quotient.
+
+The gate fails when the steps, or the recorded times of one operation class, are slower than the tolerance allows even
+at the lower end of what their spread leaves open (`reports.check_spread`). All tests together call two runs of equal
+speed a regression with a chance of at most LEVEL.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from plan.errors import InputError
-from reports.compare import Comparison
+from plan.timeline import Header
+from reports.check_spread import (
+    FEWEST,
+    FEWEST_RECORDED,
+    QUANTILES,
+    UNDISTURBED,
+    Change,
+    Floats,
+    change,
+    level,
+    sparse_level,
+)
+from reports.compare import ClassRow, Comparison
 from reports.described import DESCRIBED
+from reports.measured import MOST_WARM_UP_STEPS, warm_up_steps
+
+LEVEL = 0.05
+"""Half of it for the steps, half for the classes."""
+WORTH = 0.01
+"""A class regresses when its excess is worth this share of the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +47,39 @@ class Work:
     world: int
     tokens: int
     one_device_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two runs: held against its forecast, with what it measured in order."""
+
+    comparison: Comparison
+    work: Work
+    times_s: Sequence[float]
+    """Every step, warm-up included."""
+    class_s: Mapping[str, Floats]
+    """Seconds of each operation class, [instructions, recorded steps] (reports.check_classes)."""
+    header: Header
+
+    @property
+    def kept_s(self) -> Sequence[float]:
+        """The steps after warm-up."""
+        return self.times_s[warm_up_steps(len(self.times_s)) :]
+
+
+@dataclass(frozen=True, slots=True)
+class StepChange:
+    """How much slower the steps are than expected, at one quantile of them."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = DESCRIBED
+    quantile: str
+    """median | lower quartile"""
+    slowdown: float
+    at_least: float
+    """The lower end of what the spread of both runs' steps leaves open; above the tolerance the gate fails."""
+    at_most: float
+    detectable: float
+    """The smallest slowdown that would be called a regression in 9 of 10 such pairs of runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +93,14 @@ class MovedClass:
     """The run's forecast of the class times the baseline's measured / predicted of it."""
     excess_s: float
     """measured − expected: positive means slower. Of idle time, what slower communication does not explain."""
+    recorded_steps: int
+    """Steps in which it was recorded, in the run that recorded fewer."""
+    slowdown: float | None
+    """Of its instructions where the machine disturbed them least; null where the class is not judged by itself."""
+    at_least: float | None
+    """The lower end of what the spread of its recorded times leaves open; null as above."""
+    regressed: bool
+    """Whether the gate fails by this class alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,73 +140,156 @@ class Verdict:
     """The operation class that moved most, when the gate failed."""
     classes: tuple[MovedClass, ...]
     """Every class, largest excess first."""
+    level: float
+    """The chance that runs of equal speed are called a regression, of all tests together."""
+    steps: tuple[int, int]
+    """Steps after warm-up: of the baseline, of the run."""
+    step_changes: tuple[StepChange, ...]
+    differences: tuple[str, ...]
+    """What else differs between the runs: machine, versions, the speed that the machine's probe found."""
 
 
-def check(baseline: Comparison, run: Comparison, work: Work, baseline_work: Work, tolerance: float = 0.1) -> Verdict:
+def check(baseline: Side, run: Side, tolerance: float = 0.1) -> Verdict:
     """Judge `run` against `baseline`; both were compared with forecasts from the same profile.
 
-    Raises InputError when they were not, or when the baseline has more ranks than the run under another program.
+    Raises InputError when they were not, and when one has too few steps to tell.
     """
+    before, after = baseline.comparison, run.comparison
     _refuse(baseline, run)
-    residual = baseline.step_time.measured_s / baseline.step_time.predicted_s
-    expected = run.step_time.predicted_s * residual
-    slowdown = run.step_time.measured_s / expected - 1
-    classes = _moved(baseline, run, residual)
-    passed = slowdown <= tolerance
+    residual = before.step_time.measured_s / before.step_time.predicted_s
+    expected = after.step_time.predicted_s * residual
+    changes = tuple(_step_changes(baseline, run, tolerance))
+    classes = _moved(baseline, run, residual, tolerance, max(found.at_most for found in changes))
+    passed = not any(found.at_least > tolerance for found in changes) and not any(row.regressed for row in classes)
     return Verdict(
         passed=passed,
-        same_program=baseline.program_hash == run.program_hash,
+        same_program=before.program_hash == after.program_hash,
         tolerance=tolerance,
-        step_time_s=run.step_time.measured_s,
+        step_time_s=after.step_time.measured_s,
         expected_s=expected,
-        slowdown=slowdown,
-        baseline_s=baseline.step_time.measured_s,
-        predicted_s=run.step_time.predicted_s,
-        baseline_predicted_s=baseline.step_time.predicted_s,
-        efficiency=_efficiency(baseline, run, work, baseline_work),
-        moved=None if passed or not classes else classes[0].name,
+        slowdown=after.step_time.measured_s / expected - 1,
+        baseline_s=before.step_time.measured_s,
+        predicted_s=after.step_time.predicted_s,
+        baseline_predicted_s=before.step_time.predicted_s,
+        efficiency=_efficiency(before, after, run.work, baseline.work),
+        moved=None if passed or not classes else max(classes, key=lambda row: (row.regressed, row.excess_s)).name,
         classes=classes,
+        level=LEVEL,
+        steps=(len(baseline.kept_s), len(run.kept_s)),
+        step_changes=changes,
+        differences=tuple(_differences(baseline.header, run.header)),
     )
 
 
-def _refuse(baseline: Comparison, run: Comparison) -> None:
-    if baseline.predicted_by != run.predicted_by:
+def _refuse(baseline: Side, run: Side) -> None:
+    before, after = baseline.comparison, run.comparison
+    if before.predicted_by != after.predicted_by:
         raise InputError(
-            f"the baseline's twin is priced by profile {baseline.predicted_by}, the run's by {run.predicted_by}: "
+            f"the baseline's twin is priced by profile {before.predicted_by}, the run's by {after.predicted_by}: "
             "name one for both with --profile"
         )
-    if baseline.step_time.predicted_s <= 0 or run.step_time.predicted_s <= 0:
+    if before.step_time.predicted_s <= 0 or after.step_time.predicted_s <= 0:
         raise InputError("a forecast of 0 s cannot be a yardstick: the profile prices everything at zero")
+    few = [
+        f"the {name} has {len(side.times_s)} steps, {len(side.kept_s)} of them after warm-up"
+        for name, side in (("baseline", baseline), ("run", run))
+        if len(side.kept_s) < FEWEST
+    ]
+    if few:
+        raise InputError(
+            f"cannot tell: {'; '.join(few)}. The spread of the steps is known from {FEWEST} after warm-up: train both "
+            f"for at least {FEWEST + MOST_WARM_UP_STEPS} steps (train.steps)"
+        )
 
 
-def _moved(baseline: Comparison, run: Comparison, residual: float) -> tuple[MovedClass, ...]:
+def _step_changes(baseline: Side, run: Side, tolerance: float) -> Iterator[StepChange]:
+    forecast = math.log(run.comparison.step_time.predicted_s / baseline.comparison.step_time.predicted_s)
+    share = LEVEL / 2 / len(QUANTILES)
+    for name, quantile in QUANTILES.items():
+        found = change(level(baseline.kept_s, quantile), level(run.kept_s, quantile), forecast)
+        yield StepChange(name, found.slowdown, *found.bounds(share), found.detectable(share, tolerance))
+
+
+def _moved(baseline: Side, run: Side, residual: float, tolerance: float, step_at_most: float) -> tuple[MovedClass, ...]:
     """A class the baseline does not have (no tensor parallelism on one device) is expected to err as the whole step
     did."""
-    ratios: Mapping[str, float] = {
-        row.name: row.measured_s / row.predicted_s for row in baseline.classes if row.predicted_s > 0
-    }
+    before, after = baseline.comparison, run.comparison
+    old = {row.name: row for row in before.classes if row.predicted_s > 0}
+    step_s = after.step_time.predicted_s * residual
     rows = []
-    for row in run.classes:
-        expected = row.predicted_s * ratios.get(row.name, residual)
-        rows.append(MovedClass(row.name, row.measured_s, expected, row.measured_s - expected))
-    old_idle, idle = baseline.compute_idle_s, run.compute_idle_s
-    same = baseline.program_hash == run.program_hash
-    expected_idle = old_idle[1] if same else max(0.0, idle[0]) * residual
-    # Exposed communication also shows as idle time: only what its excess does not explain counts as idle's own.
-    slower = sum(max(0.0, row.excess_s) for row, made in zip(rows, run.classes, strict=True) if made.communication)
-    excess = idle[1] - expected_idle
-    rows.append(MovedClass("compute stream idle", idle[1], expected_idle, max(min(excess, 0.0), excess - slower)))
+    for row in after.classes:
+        known = old.get(row.name)
+        expected = row.predicted_s * (known.measured_s / known.predicted_s if known else residual)
+        found = _class_change(known, row, baseline, run)
+        least = None if found is None else found.bounds(LEVEL / 2 / len(after.classes))[0]
+        # A class that is slower beside another stream costs nothing: the steps must leave room for its excess.
+        worth = 0.0 if found is None else found.slowdown * expected / step_s
+        regressed = least is not None and least > tolerance and WORTH <= worth <= step_at_most
+        recorded = min(_recorded(side, row.name) for side in (baseline, run))
+        slowdown = None if found is None else found.slowdown
+        rows.append(
+            MovedClass(
+                row.name, row.measured_s, expected, row.measured_s - expected, recorded, slowdown, least, regressed
+            )
+        )
+    rows.append(_idle(before, after, residual, rows))
     return tuple(sorted(rows, key=lambda row: (-row.excess_s, row.name)))
 
 
-def _efficiency(baseline: Comparison, run: Comparison, work: Work, baseline_work: Work) -> Efficiency:
+def _class_change(old: ClassRow | None, new: ClassRow, baseline: Side, run: Side) -> Change | None:
+    """How much slower a class is, or None where the recorded steps cannot say."""
+    if (
+        old is None
+        or new.predicted_s <= 0
+        or min(_recorded(side, new.name) for side in (baseline, run)) < FEWEST_RECORDED
+    ):
+        return None
+    levels = []
+    for side in (baseline, run):
+        times_s = side.class_s[new.name]
+        if not (times_s.sum(axis=0) > 0).all():
+            return None
+        enough = times_s.shape[1] >= FEWEST
+        levels.append(level(times_s, UNDISTURBED) if enough else sparse_level(times_s, side.kept_s))
+    return change(levels[0], levels[1], math.log(new.predicted_s / old.predicted_s))
+
+
+def _recorded(side: Side, name: str) -> int:
+    return side.class_s[name].shape[1] if name in side.class_s else 0
+
+
+def _idle(before: Comparison, after: Comparison, residual: float, rows: Sequence[MovedClass]) -> MovedClass:
+    old_idle, idle = before.compute_idle_s, after.compute_idle_s
+    expected = old_idle[1] if before.program_hash == after.program_hash else max(0.0, idle[0]) * residual
+    # Exposed communication also shows as idle time: only what its excess does not explain counts as idle's own.
+    slower = sum(max(0.0, row.excess_s) for row, made in zip(rows, after.classes, strict=True) if made.communication)
+    excess = idle[1] - expected
+    own = max(min(excess, 0.0), excess - slower)
+    return MovedClass("compute stream idle", idle[1], expected, own, len(after.recorded_steps), None, None, False)
+
+
+def _efficiency(before: Comparison, after: Comparison, work: Work, baseline_work: Work) -> Efficiency:
     measured_one = baseline_work.world == 1 and baseline_work.tokens == work.tokens
-    twin_one = baseline.step_time.predicted_s if measured_one else work.one_device_s
-    one = baseline.step_time.measured_s if measured_one else twin_one
+    twin_one = before.step_time.predicted_s if measured_one else work.one_device_s
+    one = before.step_time.measured_s if measured_one else twin_one
     return Efficiency(
         ranks=work.world,
         one_device_s=one,
         one_device_from="baseline" if measured_one else "unknown" if one is None else "twin",
-        measured=None if one is None else one / (work.world * run.step_time.measured_s),
-        twin=None if twin_one is None else twin_one / (work.world * run.step_time.predicted_s),
+        measured=None if one is None else one / (work.world * after.step_time.measured_s),
+        twin=None if twin_one is None else twin_one / (work.world * after.step_time.predicted_s),
     )
+
+
+def _differences(before: Header, after: Header) -> Iterator[str]:
+    """Machine and versions as the recorded timelines name them; a probe more than a tenth apart."""
+    if before.device != after.device:
+        yield f"machine: {before.device}, now {after.device}"
+    for name in sorted(before.versions.keys() | after.versions.keys()):
+        old, new = (header.versions.get(name, "unknown") for header in (before, after))
+        if old != new:
+            yield f"{name}: {old}, now {new}"
+    for name in sorted(before.machine_probe.keys() & after.machine_probe.keys()):
+        old_s, new_s = before.machine_probe[name], after.machine_probe[name]
+        if old_s > 0 and abs(new_s / old_s - 1) > 0.1:
+            yield f"the machine's {name.removesuffix('_s')} probe took {new_s / old_s:.2f} times the baseline's"

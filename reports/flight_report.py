@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,9 +11,10 @@ from plan.errors import InputError
 from plan.flops import CONVENTIONS, Convention, hardware_flops_per_step, model_flops_per_step
 from plan.program import StepProgram
 from plan.run import Run
-from reports import card, coverage, rounded, tiles
+from reports import card, coverage, peaks, rounded, tiles
 from reports.forecast import (
     NOT_MODELLED,
+    Cost,
     Forecast,
     Memory,
     PriceDoubt,
@@ -53,8 +55,11 @@ def report(
     hardware_tflops = hardware_flops_per_step(run, convention) * rate / gpus / 1e12
     peak = peak_tflops(run, profile)
     priced = flight.profile
+    peaks.refuse_impossible(run, program, priced, step, peak)
     memory = _memory(run, profile, flight)
     steps = steps_of(run.budget.tokens, run.tokens_per_step, run.train.steps)
+    cost = cost_of(step, steps, gpus, run.price_per_gpu_hour)
+    _refuse_infinite(run, profile, cost, memory)
     return Forecast(
         step_time_s=step,
         step_time_interval_s=(flight.interval.low_s, flight.interval.high_s),
@@ -72,8 +77,8 @@ def report(
         gpus=gpus,
         memory=memory,
         time=TimeShares(**flight.breakdown),
-        cost=cost_of(step, steps, gpus, run.price_per_gpu_hour),
-        warnings=(*warnings, *_doubts(run, priced, memory, hardware_tflops, peak), *_unpriced(run, program, priced)),
+        cost=cost,
+        warnings=(*warnings, *_doubts(run, priced, memory), *_unpriced(run, program, priced)),
         notes=(*notes, *rounded.notes(run, program)),
         not_modelled=(*NOT_MODELLED, *unread(run)),
         run=run.to_dict(),
@@ -83,18 +88,25 @@ def report(
     )
 
 
+def _refuse_infinite(run: Run, profile: Profile, cost: Cost, memory: Memory) -> None:
+    """Raises InputError for a cost or memory that is no number any more."""
+    told = {"cost.usd": cost.usd, "cost.gpu_hours": cost.gpu_hours, "cost.days": cost.days}
+    told |= {f"memory.{name}": getattr(memory, name) for name in ("peak_reserved_gib", "capacity_gib", "host_gib")}
+    endless = [name for name, value in told.items() if not math.isfinite(value)]
+    if endless:
+        raise InputError(
+            f"the forecast's {', '.join(endless)} is infinite: a size, price or budget of the run, or a "
+            f"number of profile {profile.name}, is beyond anything real"
+        )
+
+
 def _unpriced(run: Run, program: StepProgram, profile: Profile) -> tuple[str, ...]:
     return (*card.warnings(run, profile), *coverage.warnings(program, profile), *tiles.warnings(run))
 
 
-def _doubts(run: Run, profile: Profile, memory: Memory, hardware_tflops: float, peak: float | None) -> list[str]:
-    """What about these prices cannot be right, or is not what the plan asks for."""
+def _doubts(run: Run, profile: Profile, memory: Memory) -> list[str]:
+    """What about these prices is not what the plan asks for, and memory that only just fits."""
     found = _borderline(memory)
-    if peak is not None and hardware_tflops > peak:
-        found.append(
-            f"{hardware_tflops:.4g} TFLOP/s a GPU is above the peak of {peak:g} at {run.plan.precision}: profile "
-            f"{profile.name} has too little measured at that precision, and the step is forecast too fast"
-        )
     priced = profile.priced_as or ("eager" if run.cluster.device == "cpu" else run.plan.kernels)
     if run.plan.kernels != priced:
         found.append(f"plan.kernels {run.plan.kernels}: profile {profile.name} prices every operator as {priced}")
@@ -125,8 +137,13 @@ def peak_tflops(run: Run, profile: Profile) -> float | None:
         return stated / 1e12
     dtypes, threads = (run.plan.precision, "*"), (0, profile.for_threads(run.cluster.threads_per_rank).threads)
     fits = (entry for entry in profile.file.gemm if entry.dtype in dtypes and entry.threads in threads)
-    rates = [entry.form.flops_per_s for entry in fits]
+    rates = [rate for entry in fits for rate in (entry.form.flops_per_s, *map(_rate, entry.points))]
     return max(rates) / 1e12 if rates and run.cluster.device == "cpu" else None
+
+
+def _rate(point: Sequence[float]) -> float:
+    batch, m, n, k, seconds = point
+    return 2 * batch * m * n * k / seconds
 
 
 def _memory(run: Run, profile: Profile, flight: Flight) -> Memory:

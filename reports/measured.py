@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 
 from plan.errors import InputError
+from plan.files import chunks_of
 
 MOST_WARM_UP_STEPS = 5
+LONGEST_LINE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,26 +60,36 @@ def measure(times_s: Sequence[float]) -> Measured:
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """The objects of a steps.jsonl file, one a step. Raises InputError when it is missing, empty or damaged."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be read ({error.strerror}): is {path.parent} the folder of a run that trained?"
-        ) from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not text") from None
-    steps = [_step(line, number, path) for number, line in enumerate(lines, 1) if line.strip()]
+    """The objects of a steps.jsonl file, one a step, read as a stream of at most `plan.files.most_bytes()`. Raises
+    InputError when it is missing, empty, damaged or too long."""
+    steps = [_step(line, number, path) for number, line in _lines(path) if line.strip()]
     if not steps:
         raise InputError(f"{path} is empty: no step finished")
     return steps
 
 
-def _step(line: str, number: int, path: Path) -> dict[str, Any]:
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    number, rest = 0, b""
+    for chunk in chunks_of(path):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            number += 1
+            yield number, line
+        if len(rest) > LONGEST_LINE:
+            raise InputError(f"{path} line {number + 1} is longer than {LONGEST_LINE} bytes, more than any step")
+    yield number + 1, rest
+
+
+def _step(line: bytes, number: int, path: Path) -> dict[str, Any]:
+    from plan.timeline.schema import step_of  # pydantic, where there is something to read
+
+    where = f"{path} line {number}"
     try:
         step = json.loads(line)
+    except UnicodeDecodeError:
+        raise InputError(f"{where} is not text") from None
+    except RecursionError:
+        raise InputError(f"{where} nests lists or objects too deeply to be read") from None
     except ValueError as error:
-        raise InputError(f"{path} line {number} is not JSON: {error}") from None
-    if not isinstance(step, dict) or not isinstance(step.get("step_time_s"), int | float):
-        raise InputError(f"{path} line {number} has no step_time_s")
-    return step
+        raise InputError(f"{where} is not JSON: {str(error).partition('; use sys.')[0]}") from None
+    return step_of(step, where)

@@ -35,11 +35,6 @@ class Flown:
         """The longest period of any rank."""
         return seconds(max(self.periods_ps))
 
-    @property
-    def rank_0_step_time_s(self) -> float:
-        """The period of rank 0."""
-        return seconds(self.periods_ps[0])
-
     @cached_property
     def breakdown(self) -> dict[str, float]:
         """The ten `time` fractions: mean over ranks of exclusive critical time; they sum to 1."""

@@ -20,7 +20,7 @@ JUNK: list[Any] = [None, "", -1, 0, 2.5, 10**30, "auto", "nan", [], [1], {}, {"a
 VALUES: dict[str, list[Any]] = {
     "model.name": ["custom", "m"],
     "model.init_std": [0.02, 0.1],
-    "model.vocab": [256, 260, 300],
+    "model.vocab": [256, 260, 301],
     "model.vocab_multiple": [1, 8, 128],
     "model.max_positions": ["auto", 16, 64],
     "model.norm_eps": [1e-5, 1e-6],
@@ -139,7 +139,7 @@ def draw(number: int, device: str = "", ranks: int = 16) -> dict[str, Any]:
     """The run file of a number, of at most so many ranks; `device`: any, unless it is named."""
     rng = Random(number)
     chosen = shape(rng, device or rng.choice(["cpu", "cuda"]), ranks)
-    often = rng.choice([0.1, 0.3, 0.6])
+    often = rng.choice([0.15, 0.5, 0.9])
     for key in KEYS:
         if key not in SHAPE and (found := values(key)) and rng.random() < often:
             chosen.setdefault(key, rng.choice(found))
@@ -158,25 +158,27 @@ def shape(rng: Random, device: str, ranks: int) -> dict[str, Any]:
     """The numbers that must fit one another, by dotted key."""
     degrees = [(t, p, d) for t in (1, 2, 3, 4) for p in (1, 2, 3, 4) for d in (1, 2, 3, 4) if t * p * d <= ranks]
     t, p, d = rng.choice(degrees)
-    v = rng.choice([1, 1, 2, 3, 4]) if p > 1 else 1
+    v = rng.choice([1, 1, 2, 3, 16 // p]) if p > 1 else 1
     stages = p * v
     layers = rng.choice([max(1, stages - 2), max(1, stages - 2), stages, rng.randint(max(1, stages - 2), stages + 4)])
     heads, kv_heads = t * rng.choice([1, 2, 3]), rng.choice(["auto", t])
     group = rng.choice([p, p, rng.randint(p, p + 2)]) if v > 1 else p
     whole = rng.randint(1, 3) * group + rng.choice([0, 0, rng.randint(0, group)])
     microbatches = whole if v > 1 else rng.randint(1, 6)
-    micro, seq = rng.choice([1, 2, 3]), rng.choice([7, 8, t * 6, t * 8])
+    micro, seq = rng.choice([1, 2, 3]), rng.choice([7, t * 4, t * 6, t * 8])
     hidden, head_dim = rng.choice([(heads * 6, "auto"), (15, 6), (16, 8), (24, 4)])
     batch = micro * d * microbatches + (rng.random() < 0.03)
     found = {
         "model.layers": layers, "model.hidden": hidden, "model.heads": heads, "model.kv_heads": kv_heads,
         "model.head_dim": head_dim, "model.ffn": rng.choice([t * 8, t * 15, "auto"]), "model.seq_length": seq,
-        "model.vocab": rng.choice([256, 260, 301]), "model.vocab_multiple": rng.choice([1, 8, 128]),
+        "model.vocab": rng.choice(VALUES["model.vocab"]), "model.vocab_multiple": rng.choice([1, 8, 128]),
         "plan.tensor_parallel": t, "plan.pipeline_parallel": p, "plan.data_parallel": d, "plan.virtual_pipeline": v,
         "plan.pipeline_layout": units(rng, layers + 2, stages), "plan.micro_batch_size": micro,
         "plan.global_batch_size": batch, "plan.microbatch_group": group if v > 1 else "auto",
         "plan.schedule": rng.choice(["auto", "interleaved-1f1b"]) if v > 1 else rng.choice(["auto", "gpipe", "1f1b"]),
     }  # fmt: skip
+    if t > 1 and seq % t == 0:
+        found["plan.sequence_parallel"] = rng.random() < 0.6
     if rng.random() < 0.05:
         found["plan.schedule"] = rng.choice(["zb-h1", "gpipe", "1f1b", "interleaved-1f1b"])
     return found | cluster(rng, device, t * p * d)
@@ -196,7 +198,8 @@ def units(rng: Random, count: int, stages: int) -> Any:
 def cluster(rng: Random, device: str, world: int) -> dict[str, Any]:
     """A preset that the ranks fill, or every key of one."""
     if device == "cpu":
-        return {"cluster.preset": "cpu"} | ({"cluster.gpus": world} if rng.random() < 0.2 else {})
+        stated = {"cluster.device": "cpu", "cluster.gpus": world} if rng.random() < 0.2 else {}
+        return {"cluster.preset": "cpu"} | stated
     per_node = rng.choice([n for n in (1, 2, 4, 8) if n <= world])
     size = {"cluster.gpus": world, "cluster.gpus_per_node": per_node}
     if world % per_node == 0 and rng.random() < 0.5:
@@ -233,7 +236,8 @@ def agree(rng: Random, c: dict[str, Any]) -> None:
     unless(engine != "deepspeed", "plan.schedule", "plan.loss_chunks", "plan.gradient_dtype", "plan.virtual_pipeline",
            "plan.microbatch_group")  # fmt: skip
     if c.get("plan.virtual_pipeline", 1) == 1:
-        unless(isinstance(c["plan.pipeline_layout"], str) or len(c["plan.pipeline_layout"]) == p, "plan.pipeline_layout")
+        layout = c["plan.pipeline_layout"]
+        unless(isinstance(layout, str) or len(layout) == p, "plan.pipeline_layout")
     unless(stage == 3, *(f"plan.zero.{k}" for k in ("prefetch", "live", "persist_below", "reshard")))
     unless(ours and stage > 0, "plan.offload.optimizer", "plan.offload.parameters", "plan.offload.fraction")
     unless(stage == 3 and d > 1 and c.get("plan.offload.optimizer") == "cpu", "plan.offload.parameters")

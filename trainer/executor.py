@@ -32,6 +32,7 @@ from trainer.graphs_cuda import StepGraphs, capturable
 from trainer.groups import members
 from trainer.init import initialise
 from trainer.schedule_lr import learning_rate
+from trainer.startup import StartUp
 from trainer.status import Status
 from trainer.storage import Storage, share_of
 from trainer.streams import CpuStreams, Op, Stamp, Streams, ThreadContext
@@ -74,7 +75,10 @@ class Executor:
         *,
         status: Status | None = None,
         wait_s: float = WAIT_S,
+        start: StartUp | None = None,
     ) -> None:
+        start = start or StartUp(shows=False)
+        start.phase("memory")
         self.program, self.run, self.rank = program, run, rank
         self.device = torch.device(device)
         self.mine: RankProgram = program.classes[program.class_of[rank]]
@@ -83,7 +87,9 @@ class Executor:
         self.bodies = Bodies(self.context, self.storage)
         self.thread_context = thread_context
         self._communicators, self._wait_s = communicators, wait_s
-        initialise(self.storage, self.context)
+        start.phase("weights")
+        initialise(self.storage, self.context, start.part)
+        start.phase("instructions")
         self._counts: dict[str, int] = {}
         self._steps = 0
         self.ops = self._ready()

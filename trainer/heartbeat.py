@@ -44,10 +44,11 @@ def silent_s() -> float:
 
 
 class Heartbeat:
-    """A rank's sign of life: a file that holds its process id, touched every second by a thread."""
+    """A rank's sign of life: a file that holds its process id, touched every second by a thread. The process ends when
+    its `parent` does, which has started it and would stop it (torchrun, when it is killed, leaves its ranks behind)."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, parent: int | None = None) -> None:
+        self.path, self.parent = path, parent
 
     def start(self) -> None:
         """Write the file and begin to beat, until the process ends."""
@@ -58,6 +59,8 @@ class Heartbeat:
     def _beat(self) -> None:
         while True:
             time.sleep(BEAT_S)
+            if self.parent is not None and os.getppid() != self.parent:
+                os.kill(os.getpid(), signal.SIGKILL)
             with suppress(OSError):  # the folder is gone, or its disk is full: no reason to end a rank
                 os.utime(self.path)
 

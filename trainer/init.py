@@ -68,8 +68,12 @@ def initialise(storage: Storage, context: RankContext, progress: Progress = lamb
     def fill(draw: Draw) -> None:
         buffer = buffers.get()
         drawn = _drawn(draw, context.model, context.run.train.seed, coords.tp, buffer)
+        copies = {drawn.device: drawn}  # converted on the device: the host would convert before it copies
         for place, stretch in held[draw.param.bucket].items():
-            _fill(storage.tensor(place), stretch, draw.elements[0], drawn)
+            target = storage.tensor(place)
+            if target.device not in copies:
+                copies[target.device] = drawn.to(target.device)
+            _fill(target, stretch, draw.elements[0], copies[target.device])
         buffers.put(buffer)
 
     with _one_core_each(), ThreadPoolExecutor(threads, "weights", *_on_device(storage.device)) as pool:
@@ -115,9 +119,7 @@ def _fill(target: Tensor, held: slice, begin: int, drawn: Tensor) -> None:
     """Copy fp32 values that start at element `begin` of a bucket into a tensor that holds the stretch `held` of it."""
     low, high = max(begin, held.start), min(begin + drawn.numel(), held.stop)
     if low < high:
-        part = drawn[low - begin : high - begin]
-        # converted where it is wanted: a copy to another device would convert on the host, on one core
-        target[low - held.start : high - held.start].copy_(part.to(target.device))
+        target[low - held.start : high - held.start].copy_(drawn[low - begin : high - begin])
 
 
 def shard(param: Param, model: Model, seed: int, tp: int) -> Iterator[tuple[slice, np.ndarray]]:

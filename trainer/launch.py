@@ -1,139 +1,131 @@
-"""Starts a training run on this machine through torchrun's own library, watches it, and says where a rank was when it
-died.
+"""Starts a training run on this machine, one process a rank, watches it, and says where a rank was when it died.
 
     launch(run, folder)        # blocks; returns when every rank has finished
 
-Ranks keep their place in 64-byte status files (`trainer.status`), so a rank that is killed still leaves its step and
-instruction behind. torchrun stops the other ranks when one fails; the message names the rank that failed first, and
-where every rank was. A rank whose heartbeat stops is ended and named (`trainer.heartbeat`).
+Ranks meet in a file that only the user can read and talk over the loopback: nothing listens to another host. They keep
+their place in 64-byte status files (`trainer.status`), so a rank that is killed still leaves its step and instruction
+behind. When one fails the others are ended; the message names the rank that failed first, and where every rank was. A
+rank whose heartbeat stops is ended and named (`trainer.heartbeat`).
 """
 
 from __future__ import annotations
 
-import logging
 import os
+import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import yaml
 
+from calibration.loopback import loopback_variables
 from plan.compile import compile_run, stage_of
 from plan.errors import InputError, Stopped, WindtunnelError
 from plan.program import StepProgram, expand, label
 from plan.run import Run
 from plan.sound import compile_proved
 from plan.trainable import check_trainable
-from trainer.data import open_data
+from trainer.data import cache_folder, open_data
 from trainer.heartbeat import Silence, Watch, silent_s
-from trainer.log import plain
+from trainer.log import kept, plain
 from trainer.nonfinite import NotFinite
-from trainer.run import main
+from trainer.processes import run_processes
 from trainer.status import read
 
-STOP_S = 5
+MEETING = "rendezvous"
 
 
 class RankFailed(WindtunnelError):
     """A rank failed and the job was stopped."""
 
 
-def under_torchrun() -> bool:
-    """Whether this process is a rank that torchrun started."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
-def launch(run: Run, folder: Path) -> Path:
-    """Train `run` with one process a rank on this machine; fills and returns `folder`.
+def launch(run: Run, folder: Path, keeps: Sequence[int] = ()) -> Path:
+    """Train `run` with one process a rank on this machine; fills and returns `folder`. `keeps`: file descriptors that
+    every rank holds open, as that of the folder's lock.
 
     Raises InputError before anything is started (data missing, plan not trainable), or RankFailed naming rank and
     instruction.
     """
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
     watch = Watch(folder / "status", run.plan.world, silent_s())
+    environments = [_environment(run, rank) for rank in range(run.plan.world)]
     prepare(run, folder)
-    _quiet("torch.distributed.elastic")  # what failed is said once, below
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=run.plan.world,
-        run_id=folder.name,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=0,
-        monitor_interval=0.2,
-        **_since_torch_2_13(LaunchConfig),
-    )
-    environment = {"OMP_NUM_THREADS": str(run.cluster.threads_per_rank)} if run.cluster.device == "cpu" else {}
-    before = {name: os.environ.get(name) for name in environment}
-    os.environ.update(environment)
-    try:
-        with watch, _interrupts_blocked():
-            elastic_launch(config, sys.executable)("-m", "trainer.rank", str(folder))
-    except ChildFailedError as error:
-        exits = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        raise _explained(run, folder, exits, watch.found) from None
-    except SignalException as error:
-        raise Stopped(f"stopped by {error.sigval.name}; {folder} holds what was trained", int(error.sigval)) from None
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+    with _meeting_place(folder) as store, watch:
+        command = [sys.executable, "-m", "trainer.rank", str(folder), str(store)]
+        ended = run_processes([command] * run.plan.world, environments, keeps)
+    if ended.stopped:
+        name = signal.Signals(ended.stopped).name
+        raise Stopped(f"stopped by {name}; {folder} holds what was trained", ended.stopped)
+    if ended.exits:
+        raise _explained(run, folder, dict(ended.exits), dict(ended.said), watch.found)
     return folder
 
 
+def _environment(run: Run, rank: int) -> dict[str, str]:
+    """What a rank is told."""
+    world = str(run.plan.world)
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+    threads = {"OMP_NUM_THREADS": str(run.cluster.threads_per_rank)} if run.cluster.device == "cpu" else {}
+    return place | threads | loopback_variables() | kernels_cache()
+
+
+def kernels_cache() -> dict[str, str]:
+    """Where torch.compile keeps what it compiled, unless the user has said so: with the user's other caches. Its own
+    choice is the temporary folder, where anybody could have left code for it."""
+    given = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    return {"TORCHINDUCTOR_CACHE_DIR": given or str(cache_folder().absolute() / "torchinductor")}
+
+
 @contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Ctrl-C is blocked in this thread, and so in the ranks it starts until they are ready for it (`trainer.rank`). The
-    process still gets it, through the watch's thread."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _meeting_place(folder: Path) -> Iterator[Path]:
+    """A file for the ranks' store, in a folder of the run's that only this user may open: what is put into a store is
+    unpickled by the ranks."""
+    private = folder / MEETING
+    with _written(folder):
+        private.mkdir(mode=0o700)
     try:
-        yield
+        yield private / "store"
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _quiet(package: str) -> None:
-    """Silence every logger of a package; torch gives each of them a level of its own."""
-    for name in (package, *logging.root.manager.loggerDict):
-        if name == package or name.startswith(f"{package}."):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-def _since_torch_2_13(config: type) -> dict[str, Any]:
-    """How long ranks get to stop, where this torch lets a launcher say so."""
-    return {"shutdown_timeout": STOP_S} if "shutdown_timeout" in config.__dataclass_fields__ else {}  # type: ignore[attr-defined]
+        shutil.rmtree(private, ignore_errors=True)
 
 
 def prepare(run: Run, folder: Path) -> None:
     """Check what can be checked before ranks start, the program's soundness included, and write the run's file where
-    they read it."""
+    they read it. What an earlier run left in the folder is removed."""
     check_trainable(run)
     compile_proved(run)
     data = open_data(run)
     data.batch(0, tuple(range(min(4, run.plan.global_batch_size))))
-    status = folder / "status"
-    status.mkdir(parents=True, exist_ok=True)
-    for old in status.iterdir():
-        old.unlink()
-    (folder / "run.yaml").write_text(yaml.safe_dump(plain(run.to_dict()), sort_keys=False, allow_unicode=True))
+    with _written(folder):
+        for name in ("status", "timeline", MEETING):
+            if (folder / name).exists():
+                shutil.rmtree(folder / name)
+        for name in ("status", "timeline"):
+            (folder / name).mkdir(parents=True)
+        (folder / "steps.jsonl").unlink(missing_ok=True)
+        text = yaml.safe_dump(plain(run.to_dict()), sort_keys=False, allow_unicode=True)
+        (folder / "run.yaml").write_text(text)
 
 
-def join(folder: Path) -> int:
-    """This process is a rank: train and return its exit code."""
-    return main(folder)
+@contextmanager
+def _written(folder: Path) -> Iterator[None]:
+    """Writing here fails as an InputError: nothing has been trained yet."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written: {error.strerror}") from None
 
 
-def _explained(run: Run, folder: Path, exits: dict[int, int], silence: Silence | None) -> WindtunnelError:
-    said = {rank: _said(folder, rank) for rank in range(run.plan.world)}
+def _explained(
+    run: Run, folder: Path, exits: dict[int, int], said: dict[int, str], silence: Silence | None
+) -> WindtunnelError:
     wrong = [text.removeprefix("input: ") for text in said.values() if text.startswith("input: ")]
     if wrong:
         return InputError(wrong)
+    lost = next(((rank, text) for rank, text in said.items() if text.startswith("disk: ")), None)
+    if lost is not None:
+        return RankFailed(unwritten(folder, *lost))
     stopped = [text.removeprefix("stop: ") for text in said.values() if text.startswith("stop: ")]
     if stopped:  # every rank found the same
         return NotFinite(f"{stopped[0]}; {folder} holds what was trained")
@@ -141,6 +133,11 @@ def _explained(run: Run, folder: Path, exits: dict[int, int], silence: Silence |
     how = _how(exits.get(first), said.get(first, "")) if silence is None else _silent(silence)
     places = [f"  {where(folder, rank, compile_run(run))}" for rank in range(run.plan.world)]
     return RankFailed(f"rank {first} {how}; the job was stopped. When it ended:\n" + "\n".join(places))
+
+
+def unwritten(folder: Path, rank: int, said: str) -> str:
+    """The sentence about a rank that could not write, and what there is of its run."""
+    return f"rank {rank} cannot go on: {said.removeprefix('disk: ')}; the job was stopped. {kept(folder)}"
 
 
 def _first(exits: dict[int, int], said: dict[int, str]) -> int:
@@ -161,11 +158,6 @@ def _how(code: int | None, said: str) -> str:
 def _silent(silence: Silence) -> str:
     state = " (its process was stopped, as by SIGSTOP or a debugger)" if silence.stopped else ""
     return f"gave no sign of life for {silence.for_s:.0f} s{state} and was ended"
-
-
-def _said(folder: Path, rank: int) -> str:
-    path = folder / "status" / f"rank-{rank}.error"
-    return path.read_text() if path.exists() else ""
 
 
 def where(folder: Path, rank: int, program: StepProgram) -> str:

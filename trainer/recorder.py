@@ -6,6 +6,7 @@ rank that waits for it.
 
 from __future__ import annotations
 
+import errno
 import platform
 import sys
 from collections.abc import Mapping
@@ -71,11 +72,18 @@ class Recorder:
         )
 
     def write(self, folder: Path) -> list[Path]:
-        """Write every kept step as step-NNNNNN.rank-NNNN.json.gz and forget it."""
+        """Write every kept step as step-NNNNNN.rank-NNNN.json.gz and forget it. Raises OSError when the disk is full or
+        `folder` was removed."""
         paths = []
+        if self._kept and not folder.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "was removed", str(folder))
         for step, time_s, stamps in self._kept:
             path = folder / f"step-{step:06d}.rank-{self.executor.rank:04d}.json.gz"
-            save(self.timeline(step, time_s, stamps), path)
+            try:
+                save(self.timeline(step, time_s, stamps), path)
+            except OSError as error:
+                path.unlink(missing_ok=True)  # half a timeline is none
+                raise OSError(error.errno, error.strerror, str(path)) from None
             paths.append(path)
         self._kept.clear()
         return paths

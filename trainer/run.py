@@ -1,8 +1,8 @@
 """What one rank of a training run does (its process is `trainer.rank`, the launcher `trainer.launch`).
 
 Reads RUN_FOLDER/run.yaml, compiles the step program, makes sure that every rank compiled the same one, trains, and
-writes the folder: steps.jsonl and log.txt (rank 0), timeline/ (every rank). A rank that fails leaves
-RUN_FOLDER/status/rank-N.error with one sentence and exits.
+writes the folder: steps.jsonl and log.txt (rank 0), timeline/ (every rank). A rank that fails says so in one sentence
+and exits.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from trainer.heartbeat import Heartbeat
 from trainer.log import RunLog
 from trainer.nonfinite import NotFinite, explain
 from trainer.recorder import Recorder
+from trainer.startup import StartUp
 from trainer.status import Status
 from trainer.streams import StreamError
 
@@ -40,10 +42,12 @@ UNTRACED = ("TORCH_FR_BUFFER_SIZE", "0")
 """torch would keep a traceback of every collective, at the host's cost; where a rank stands is in its status file."""
 
 
-def train(run: Run, folder: Path, rank: int) -> None:
+def train(run: Run, folder: Path, rank: int, start: StartUp) -> None:
     """Train on this rank; the default process group exists. Collective over it."""
+    start.phase("program")
     program = compile_run(run)
     _agree(program, run, rank)
+    start.phase("communicators")
     device = _device(run)
     os.environ.setdefault(*UNTRACED)
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -52,10 +56,15 @@ def train(run: Run, folder: Path, rank: int) -> None:
     if device.type == "cuda":
         made.warm_up(program, rank, device)
     status = Status(folder / "status" / f"rank-{rank}")
+    start.phase("data")
     data = open_data(run)
-    executor = Executor(program, run, rank, communicators, data, device, status=status, wait_s=WAIT_S)
+    executor = Executor(program, run, rank, communicators, data, device, status=status, wait_s=WAIT_S, start=start)
+    start.phase("clocks")
     recorder = Recorder(executor, clocks(rank, run.plan.world), _probe(run, rank, device))
     log = RunLog(run, folder, program.hash) if rank == 0 else None
+    ready = start.done()
+    if log is not None:
+        log.say(ready)
     try:
         _steps(run, executor, data, recorder, log)
     finally:
@@ -69,7 +78,7 @@ def train(run: Run, folder: Path, rank: int) -> None:
 def _steps(run: Run, executor: Executor, data: TokenFile, recorder: Recorder, log: RunLog | None) -> None:
     with data.checks_ahead(run.train.steps) as checked:
         for step in range(run.train.steps):
-            recorded = run.train.records(step)
+            recorded = run.records(step)
             checked(step)
             result = executor.step(step, recorded)
             if recorded:
@@ -143,38 +152,35 @@ def _probe(run: Run, rank: int, device: torch.device) -> dict[str, float]:
     return found
 
 
-def main(folder: Path) -> int:
-    """Join the job torchrun made and train."""
+def main(folder: Path, store: dist.Store, say: Callable[[str], None]) -> int:
+    """Join the job, whose ranks meet in `store`, and train; what went wrong is said in one sentence, after its kind."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    errors = folder / "status" / f"rank-{rank}.error"
-    Heartbeat(folder / "status" / f"rank-{rank}.alive").start()
+    limit = timedelta(seconds=JOIN_S)
+    start = StartUp(shows=rank == 0)
+    start.phase("run file")
     try:
+        Heartbeat(folder / "status" / f"rank-{rank}.alive", os.getppid()).start()
         run = load(folder / "run.yaml")
         check_trainable(run)
-        if run.plan.world != world:
-            raise InputError(
-                f"the plan needs {run.plan.world} ranks and torchrun started {world}; "
-                "start as many, or change the plan's degrees"
-            )
-        dist.init_process_group("gloo", timeout=timedelta(seconds=JOIN_S))
-        train(run, folder, rank)
+        start.phase("meeting")
+        store.set_timeout(limit)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=limit)
+        train(run, folder, rank, start)
     except InputError as error:
-        _leave(errors, f"input: {error}")
+        say(f"input: {error}")
         return error.exit_code
     except NotFinite as error:
-        _leave(errors, f"stop: {error}")
+        say(f"stop: {error}")
         dist.barrier()  # the launcher ends the others with the first that leaves: all have written their files by now
         return error.exit_code
     except (StreamError, dist.DistBackendError, RuntimeError) as error:
         peer = isinstance(error, StreamError) or "Connection" in str(error) or "timed out" in str(error).lower()
-        _leave(errors, f"{'peer' if peer else 'own'}: {type(error).__name__}: {error}")
+        say(f"{'peer' if peer else 'own'}: {type(error).__name__}: {error}")
         if peer:
             time.sleep(PEER_S)
         return 1
+    except OSError as error:
+        say(f"disk: {error.filename or folder}: {error.strerror or error}")
+        return 1
     dist.destroy_process_group()
     return 0
-
-
-def _leave(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)

@@ -35,7 +35,7 @@ def forecast(run: RunLike, overrides: Sequence[str] = (), *, profile: Any = None
 
 
 def train(run: RunLike, overrides: Sequence[str] = (), *, output: str | Path | None = None) -> Path:
-    """Train a run under torchrun and return its folder. Raises WindtunnelError when a rank dies."""
+    """Train a run, one process a rank, and return its folder. Raises WindtunnelError when a rank dies."""
     from windtunnel.training import launch
 
     return launch(run_of(run, overrides), Path(output) if output else None)
@@ -60,6 +60,6 @@ def calibrate(
 ) -> Path:
     """Measure this machine's CPU, or one GPU (links and network from profile `base`, h200-published by default;
     `kernels`: some of eager,compiled,triton, compiled by default), into a profile; its path."""
-    from windtunnel.calibrating import measure_device
+    from windtunnel.commands.calibrate import measure_device
 
     return measure_device(device, None if output is None else Path(output), base, kernels)

@@ -8,6 +8,7 @@ same work.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from windtunnel.folders import RunFolder
 if TYPE_CHECKING:
     from plan.run import Run
     from plan.timeline import Timeline
-    from reports.check import Verdict, Work
+    from reports.check import Side, Verdict, Work
     from reports.compare import Comparison
 
 LARGEST_TOLERANCE = 10.0
@@ -48,7 +49,7 @@ def compared(first: str, second: str | None, profile: Any = None, top: int = 12)
     predicted = load(_file(first))
     if Path(second).is_dir():
         folder = RunFolder.open(second)
-        measured, times_s = folder.timeline(), folder.step_times_s()
+        measured, times_s = _recorded(folder, folder.run().plan.world), folder.step_times_s()
     else:
         measured, times_s = load(second), []
     return Compared(compare(predicted, measured, times_s, top), predicted, measured, None)
@@ -58,12 +59,39 @@ def compare_folder(folder: RunFolder, profile: Any = None, top: int = 12) -> Com
     """Fly a folder's run and compare."""
     from reports.compare import compare
 
-    run, measured, times_s = folder.run(), folder.timeline(), folder.step_times_s()
+    run = folder.run()
+    measured, times_s = _recorded(folder, run.plan.world), folder.step_times_s()
     flown = fly(run, profile=profile or profile_named(measured) or run.cluster.profile)
     predicted = flown.flight.timeline()
     interval = flown.flight.interval
     comparison = compare(predicted, measured, times_s, top, (interval.low_s, interval.high_s), _probe(flown))
     return Compared(comparison, predicted, measured, run)
+
+
+def _recorded(folder: RunFolder, world: int) -> Timeline:
+    """A folder's measured timeline; a warning names the ranks that it lacks."""
+    measured = folder.timeline()
+    for steps, ranks in unrecorded(measured, world).items():
+        output.note(
+            f"warning: {folder.path} has no timeline of {_named('rank', ranks)} for {_named('step', steps)}: the run"
+            " was killed or the disk was full; what these ranks did, and how long others waited for them, is left out"
+        )
+    return measured
+
+
+def unrecorded(measured: Timeline, world: int) -> dict[tuple[int, ...], list[int]]:
+    """Ranks of a run of `world` ranks that a measured timeline has nothing of, by the steps of which it has nothing."""
+    have = set(zip(measured.ints("rank"), measured.ints("step"), strict=True))
+    steps = sorted({step for _, step in have})
+    found: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(world):
+        if missing := tuple(step for step in steps if (rank, step) not in have):
+            found.setdefault(missing, []).append(rank)
+    return found
+
+
+def _named(what: str, numbers: Sequence[int]) -> str:
+    return f"{what}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def _probe(flown: Flown) -> dict[str, float]:
@@ -98,16 +126,22 @@ def compare_command(
 
 def judged(baseline: str, run_dir: str, tolerance: float, profile: Any = None) -> Verdict:
     """The gate's verdict on `run_dir` against `baseline`, both run folders; one profile prices the twins of both, the
-    run's unless another is asked for."""
+    run's unless another is asked for. Raises InputError where a run has too few steps to tell."""
     from reports.check import check
 
     if not 0 <= tolerance <= 10:
         raise InputError(f"a tolerance of {tolerance} is not a share between 0 and 10; 0.1 allows 10 %")
     old, new = RunFolder.open(baseline), RunFolder.open(run_dir)
     yardstick = _profile(profile or profile_named(new.timeline()) or new.run().cluster.profile)
-    before, after = compare_folder(old, yardstick, 1), compare_folder(new, yardstick, 1)
-    old_work, new_work = _work(before, yardstick), _work(after, yardstick)
-    return check(before.comparison, after.comparison, new_work, old_work, tolerance)
+    return check(_side(old, yardstick), _side(new, yardstick), tolerance)
+
+
+def _side(folder: RunFolder, profile: Any) -> Side:
+    from reports.check import Side
+    from reports.check_classes import class_times_s
+
+    found, classes = compare_folder(folder, profile, 1), class_times_s(folder.recorded_steps())
+    return Side(found.comparison, _work(found, profile), folder.step_times_s(), classes, found.measured.header)
 
 
 def _profile(given: Any) -> Any:

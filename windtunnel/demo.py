@@ -178,7 +178,7 @@ def _folder(target: str | None) -> Path:
 
 def _hash(profile: Path) -> str:
     from calibration.profile import load_profile
-    from windtunnel.calibrating import profile_hash
+    from reports.flight_report import profile_hash
 
     return profile_hash(load_profile(str(profile)))
 

@@ -58,7 +58,15 @@ def _priced(run: Run, given: Any) -> Profile:
     """The profile that a run is flown with; raises InputError when it is of another kind of device."""
     from calibration.profile import load_profile
 
-    profile: Profile = given if hasattr(given, "kernel_s") else load_profile(given or run.cluster.profile)
+    try:
+        profile: Profile = given if hasattr(given, "kernel_s") else load_profile(given or run.cluster.profile)
+    except InputError as error:
+        if given or run.cluster.profile != run.cluster.gpu or run.cluster.device == "cpu":
+            raise
+        raise InputError(
+            f"no profile of the cluster's card {run.cluster.gpu} ships, and nobody named another: {error.problems[0]}; "
+            "set cluster.profile, or give --profile"
+        ) from None
     if profile.device != run.cluster.device:
         raise InputError(
             f"profile {profile.name} is of a {profile.device} device and cluster {run.cluster.name} has "

@@ -33,6 +33,7 @@ class RunSource:
     nodes: int | None = None
     model: str = ""
     variables: tuple[str, ...] = ()
+    allow_read: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -98,6 +99,7 @@ class RunSource:
                 nodes=self.nodes,
                 model=self.model or None,
                 variables=self._variables(),
+                allow_read=self._folders(),
             )
         except InputError as error:
             raise type(error)(_with_remedy(problem) for problem in error.problems) from None
@@ -110,11 +112,18 @@ class RunSource:
         wrong = [
             f"--var {name!r}: write NAME=VALUE, or 1=VALUE for the script's first argument"
             for name, equals, _ in pairs
-            if not equals or not (name.isidentifier() or name.isdecimal())
+            if not equals or not (name.isidentifier() or re.fullmatch(r"[0-9]{1,6}", name))
         ]
         if wrong:
             raise InputError(wrong)
         return {name: value for name, _, value in pairs}
+
+    def _folders(self) -> list[Path]:
+        """The folders of `--allow-read`."""
+        wrong = [f"--allow-read {name}: there is no such folder" for name in self.allow_read if not Path(name).is_dir()]
+        if wrong:
+            raise InputError(wrong)
+        return [Path(name) for name in self.allow_read]
 
 
 def _with_remedy(problem: str) -> str:

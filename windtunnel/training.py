@@ -1,4 +1,4 @@
-"""`windtunnel train`: starts torchrun on this machine, or joins the job when torchrun (or a cluster's launcher
+"""`windtunnel train`: starts a process a rank on this machine, or joins the job when torchrun (or a cluster's launcher
 through it) started us.
 
     windtunnel train run.yaml                 # this machine; a new folder under runs/
@@ -11,19 +11,16 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import ModuleType
 
 from plan.errors import InputError
 from plan.run import Run
 from windtunnel import output
-from windtunnel.folders import RunFolder, new_folder
+from windtunnel.folders import RunFolder, held, new_folder
 from windtunnel.results import Trained
 from windtunnel.source import RunSource
-
-JOIN_S = 120.0
 
 
 def train_command(source: RunSource, target: str | None, as_json: bool) -> int:
@@ -68,10 +65,11 @@ def launch(run: Run, folder: Path | None = None) -> Path:
     WindtunnelError naming the rank that failed and its instruction."""
     try:
         _data_is_there(run)
-        start = _trainer()
-        _enough_devices(run)
         folder = new_folder() if folder is None else folder
-        _start(start, run, folder)
+        with held(folder) as lock:
+            start = _trainer()
+            _enough_devices(run)
+            _start(start, run, folder, lock)
     except InputError:
         if folder is not None:
             with suppress(OSError):
@@ -80,11 +78,11 @@ def launch(run: Run, folder: Path | None = None) -> Path:
     return folder
 
 
-def _start(start: ModuleType, run: Run, folder: Path) -> None:
+def _start(start: ModuleType, run: Run, folder: Path, lock: int) -> None:
     what = f"{run.model.name} on {run.plan.world} ranks for {run.train.steps} steps"
     output.progress(f"training {what}; folder {folder}")
     try:
-        start.launch(run, folder)
+        start.launch(run, folder, (lock,))
     finally:
         if sys.stderr.isatty():
             print(file=sys.stderr)  # after the line that shows the steps
@@ -141,47 +139,27 @@ def _text(result: Trained) -> str:
 
 
 def _folder(target: str | None) -> Path | None:
-    """The folder asked for: new, empty, or one that a run left (it is trained again)."""
+    """The folder asked for; None for the next free one."""
     if target is None:
         return None
     folder = Path(target)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; give a folder for the run")
-    if folder.is_dir() and any(folder.iterdir()):
-        raise InputError(f"{folder} is not empty; give a new folder, or none for the next free one under runs/")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{folder} cannot be created: {error.strerror}") from None
     return folder
 
 
 def _join(run: Run, target: str | None) -> int:
     """This process is one rank of a job."""
-    start = _trainer()
+    _trainer()
+    from trainer.torchrun import join
+
     job, rank = os.environ["TORCHELASTIC_RUN_ID"], int(os.environ.get("RANK", "0"))
-    folder = Path(target) if target else Path("runs") / f"torchrun-{job}"
-    ready = folder / "status" / f"ready-{job}"
-    if rank == 0:
-        start.prepare(run, folder)
-        ready.touch()
-    elif not _appears(ready):
-        raise InputError(
-            f"rank {rank} waited {JOIN_S:.0f} s for {ready}: is {folder} on a file system that all nodes share?"
-        )
-    code = int(start.join(folder))
+    folder = _folder(target) or Path("runs") / f"torchrun-{job}"
+    with ExitStack() as stack:
+        code = join(run, folder, lambda: stack.enter_context(held(folder, reuse=True)))
     if rank == 0 and code == 0:
         output.emit(str(folder))
     return code
-
-
-def _appears(path: Path) -> bool:
-    limit = time.monotonic() + JOIN_S
-    while not path.exists():
-        if time.monotonic() > limit:
-            return False
-        time.sleep(0.1)
-    return True
 
 
 def _trainer() -> ModuleType:

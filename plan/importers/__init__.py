@@ -19,11 +19,12 @@ Scripts are evaluated (`plan.shell`), never executed.
 | partitioned | what another framework's ZeRO does otherwise than ours |
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from plan.errors import InputError
 from plan.files import text_of
 from plan.importers import deepspeed, huggingface, megatron, neox, torchtitan, torchtitan_script
 from plan.importers.deepspeed_optimizer import Semantics
@@ -31,7 +32,7 @@ from plan.importers.detection import Format, classify, detect
 from plan.importers.ledger import Ledger
 from plan.importers.megatron import Request
 from plan.importers.world import World, agree, cluster_section
-from plan.shell import read_script
+from plan.shell import Script, read_script
 
 __all__ = ["Format", "ImportResult", "detect", "import_file"]
 
@@ -58,6 +59,7 @@ def import_file(
     nodes: int | None = None,
     model: str | Mapping[str, Any] | None = None,
     variables: Mapping[str, str] | None = None,
+    allow_read: Sequence[str | Path] = (),
     strict: bool = False,
     deepspeed_semantics: Semantics = "current",
     refuse: bool = True,
@@ -65,7 +67,8 @@ def import_file(
     """Read a file of any accepted format into a run dict.
 
     `cluster` (a preset name or cluster keys), `nodes` and `model` (a preset name, a config.json path or model keys) add
-    or override what the file says; `variables` define shell variables of a script; `strict` makes unknown names errors.
+    or override what the file says; `variables` define shell variables of a script; what a script names is read below
+    its own folder and those of `allow_read` only; `strict` makes unknown names errors.
     Raises `InputError` with every problem found, or `NotYetForecast` when the file is right but asks for what is not
     forecast yet; `refuse=False` returns them instead.
     """
@@ -75,7 +78,12 @@ def import_file(
     ledger = Ledger(strict=strict)
     request = Request(cluster, nodes, model, deepspeed_semantics)
     if kind == "megatron":
-        kind, run = _script(text, variables, where, request, ledger)
+        script = read_script(text, variables, where, [Path(folder) for folder in allow_read])
+        try:
+            kind, run = _script(script, request, ledger)
+        except InputError as error:
+            raise type(error)(map(script.expander.show, error.problems)) from None
+        ledger.reword(script.expander.show)
     else:
         run = _TRANSLATORS[kind](content, request, ledger)
     model_keys = run.get("model")
@@ -91,15 +99,12 @@ def import_file(
 _ORDER = ("model", "cluster", "plan", "optimizer", "train", "data", "checkpoint", "budget")
 
 
-def _script(
-    text: str, variables: Mapping[str, str] | None, where: Path, request: Request, ledger: Ledger
-) -> tuple[Format, dict[str, Any]]:
+def _script(script: Script, request: Request, ledger: Ledger) -> tuple[Format, dict[str, Any]]:
     """A launch script: Megatron's, or one that starts torchtitan with a configuration of its own."""
-    script = read_script(text, variables, where)
     launch = torchtitan_script.find(script)
     if launch is None:
-        return "megatron", megatron.translate(script, where.parent, request, ledger)
-    content, world = torchtitan_script.tables(script, launch, where.parent, request.sized, ledger)
+        return "megatron", megatron.translate(script, request, ledger)
+    content, world = torchtitan_script.tables(script, launch, request.sized, ledger)
     return "torchtitan", _torchtitan(content, request, ledger, world)
 
 

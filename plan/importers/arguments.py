@@ -8,6 +8,7 @@ Both `--flag value` and `--flag=value` are read. Old flag names are rewritten wi
 last value, as in argparse, with a warning.
 """
 
+from collections import deque
 from collections.abc import Container
 from dataclasses import dataclass, field
 
@@ -33,9 +34,9 @@ class Arguments:
     def parse(cls, words: tuple[str, ...], expander: Expander, ledger: Ledger) -> "Arguments":
         """Group the words of a command into flags and values."""
         arguments = cls(ledger, expander)
-        queue = list(words)
+        queue = deque(words)
         while queue:
-            word = queue.pop(0)
+            word = queue.popleft()
             if not is_flag(word):
                 arguments._stray(word)
                 continue
@@ -43,7 +44,7 @@ class Arguments:
             values = [inline] if equals else []
             limit = flags.arity(flag) or flags.Arity(0, None)
             while queue and not is_flag(queue[0]) and (limit.most is None or len(values) < limit.most):
-                values.append(queue.pop(0))
+                values.append(queue.popleft())
             if len(values) < limit.least:
                 many = "a value" if limit.least == 1 else f"{limit.least} values"
                 (ledger.warn if flag in flags.NO_EFFECT else ledger.problem)(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from plan.importers.flags import TRANSLATED
 from plan.importers.ledger import Ledger
 from plan.shell import PRINTERS
+from plan.shell.budget import Budget, pieces
 from plan.shell.script import Command, Script
 
 MODEL_FLAGS = (
@@ -37,7 +38,7 @@ class Launch:
 def find_launch(script: Script, ledger: Ledger) -> Launch | None:
     """The one training command of a script; None (and a problem) when there is none or there are several."""
     dropped = [command for command in script.commands if command.words[0].startswith("--")]
-    candidates = [command for command in script.commands if command not in dropped and _runs_a_model(command)]
+    candidates = [command for command in script.commands if _runs_a_model(command)]
     if not candidates and dropped:
         words = tuple(word for command in dropped for word in command.words)
         return Launch((), words, "", "the argument string")
@@ -80,7 +81,7 @@ def _lines(commands: list[Command]) -> str:
 
 
 def _runs_a_model(command: Command) -> bool:
-    if command.words[0] in PRINTERS:
+    if command.words[0] in PRINTERS or command.words[0].startswith("--"):
         return False
     return any(word.split("=")[0] in MODEL_FLAGS for word in command.words)
 
@@ -89,13 +90,14 @@ def _split(command: Command) -> Launch:
     words = command.words
     place = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
     if place is None:
-        place = next(i for i, word in enumerate(words) if word.split("=")[0] in TRANSLATED) - 1
+        place = next(i for i, word in enumerate(words) if word.split("=")[0] in {*TRANSLATED, *MODEL_FLAGS}) - 1
     return Launch(words[:place], words[place + 1 :], words[place] if place >= 0 else "", f"line {command.line}")
 
 
 def _from_variables(script: Script, ledger: Ledger) -> Launch | None:
     """Flags of variables that hold flags and are not part of another such variable."""
-    holders = {name: _words(value) for name, value in script.expander.variables.items() if _holds_flags(_words(value))}
+    words_of = {name: _words(value, script.expander.budget) for name, value in script.expander.variables.items()}
+    holders = {name: words for name, words in words_of.items() if _holds_flags(words)}
     inner = {used for name in holders for used in script.made_from.get(name, ())} - {""}
     outer = [name for name in holders if name not in inner] or list(holders)
     words = [word for name in outer for word in holders[name]]
@@ -130,7 +132,7 @@ def _from_variables(script: Script, ledger: Ledger) -> Launch | None:
 def _unknown_flags(script: Script) -> str | None:
     """Why a command that starts a training program has no flags: they are in a value that is unknown."""
     for command in script.commands:
-        program = next((word for word in command.words if re.search(r"(train|pretrain)\w*\.py$", word)), None)
+        program = next((word for word in command.words if re.search(r"train\w*\.py$", word[-512:])), None)
         reasons = [(word, why) for word in command.words for why in script.expander.why(word)[:1]]
         if program is not None and reasons and command.words[0] not in PRINTERS:
             word, why = reasons[-1]
@@ -141,9 +143,11 @@ def _unknown_flags(script: Script) -> str | None:
     return None
 
 
-def _words(value: str | list[str]) -> list[str]:
+def _words(value: str | list[str], budget: Budget) -> list[str]:
     if isinstance(value, list):
         return value
+    budget.step(pieces(len(value), 8))
+    budget.take(len(value))
     try:
         return shlex.split(value)
     except ValueError:

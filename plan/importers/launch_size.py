@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from plan.importers.launch import Launch
 from plan.importers.ledger import Ledger
 from plan.importers.world import Quantity, Statement
+from plan.shell.arithmetic import whole
 from plan.shell.files import found as found_file
 from plan.shell.opaque import OPAQUE
 from plan.shell.script import Script
@@ -59,8 +60,8 @@ class _Sizes:
                 self._unknown(text, where)
         elif ":" in text and quantity == "nodes":
             self.ledger.problem(f"{where} {text} is an elastic range; give one number of nodes with --nodes")
-        elif text.isdigit() and int(text) > 0:
-            self.found.append(Statement(quantity, int(text), where))
+        elif number := whole(text):
+            self.found.append(Statement(quantity, number, where))
         elif text in ("gpu", "auto") and quantity == "gpus_per_node":
             self.ledger.note(f"{where} {text}: one process for each GPU that a node of the cluster has")
         elif not variable:
@@ -134,7 +135,7 @@ def _of_hostfile(script: Script, launch: Launch | None, sized: bool, ledger: Led
                 f"--hostfile {shown} is not beside the script, so the number of nodes is unknown: give --nodes N"
             )
         return []
-    slots = re.findall(r"^\s*[^#\s]\S*\s+slots=(\d+)", text, re.MULTILINE)
+    slots = re.findall(r"^[ \t]*[^#\s]\S*[ \t]+slots=([0-9]{1,9})\b", text, re.MULTILINE)
     found = [Statement("nodes", len(slots), f"--hostfile {shown}")] if slots else []
     return found + [Statement("gpus_per_node", int(each), f"--hostfile {shown}") for each in dict.fromkeys(slots)]
 

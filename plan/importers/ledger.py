@@ -9,7 +9,7 @@ sentences; `refuse()` raises the problems together as one `InputError`.
     ledger.unknown("gradient_clipp1ng", KNOWN_KEYS, "DeepSpeed key")
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from plan import numbers
@@ -18,6 +18,10 @@ from plan.nearest import nearest_name, shown
 
 TRUE_WORDS = frozenset({"true", "yes", "on", "1"})
 FALSE_WORDS = frozenset({"false", "no", "off", "0"})
+MOST_NUMBER = 2**63
+"""Counts of more than 64 bits are mistakes, and their products are no floats."""
+MOST_HINTS, MOST_NAME = 50, 100
+"""Unknown names, and characters in one, for which the nearest known name is looked for: it takes milliseconds each."""
 
 
 @dataclass(slots=True)
@@ -31,21 +35,25 @@ class Ledger:
     not_forecast: list[str] = field(default_factory=list)
     unknowns: list[str] = field(default_factory=list)
     """The warnings about unknown names: a refusal repeats them, because a misspelt key may be its cause."""
+    said: set[tuple[int, str]] = field(default_factory=set, repr=False)
+    """Each sentence with the list that it is in, so that saying it again takes no search."""
 
     def note(self, sentence: str) -> None:
         """A fact about the translation that changes nothing for the reader's trust."""
-        if sentence not in self.notes:
-            self.notes.append(sentence)
+        self._say(self.notes, sentence)
 
     def warn(self, sentence: str) -> None:
         """Something the reader probably did not mean, or that was assumed."""
-        if sentence not in self.warnings:
-            self.warnings.append(sentence)
+        self._say(self.warnings, sentence)
 
     def problem(self, sentence: str) -> None:
         """Something that makes the input wrong."""
-        if sentence not in self.problems:
-            self.problems.append(sentence)
+        self._say(self.problems, sentence)
+
+    def _say(self, kind: list[str], sentence: str) -> None:
+        if (id(kind), sentence) not in self.said:
+            self.said.add((id(kind), sentence))
+            kind.append(sentence)
 
     def not_yet(self, what: str, nearest: str) -> None:
         """Something real that is not forecast yet, with the nearest supported plan."""
@@ -55,7 +63,8 @@ class Ledger:
 
     def unknown(self, name: str, known: Iterable[str], kind: str, inside: str = "") -> None:
         """An unknown name (in the section `inside`): a warning with the nearest known one; a problem when strict."""
-        hint = nearest(name, known)
+        searched = len(self.unknowns) < MOST_HINTS and len(name) <= MOST_NAME
+        hint = nearest(name, known) if searched else None
         dashes = name[: len(name) - len(name.lstrip("-"))]
         sentence = f"unknown {kind} {inside}{'.' if inside else ''}{name}: it is not applied" + (
             f"; did you mean {dashes}{hint}?" if hint else ""
@@ -65,14 +74,19 @@ class Ledger:
     def unapplied(self, sentence: str) -> None:
         """A sentence about an unknown name: a warning that a refusal repeats; a problem when strict."""
         (self.problem if self.strict else self.warn)(sentence)
-        if not self.strict and sentence not in self.unknowns:
-            self.unknowns.append(sentence)
+        if not self.strict:
+            self._say(self.unknowns, sentence)
 
     def no_effect(self, names: Iterable[str], kind: str) -> None:
         """One note that lists the known names that do not change the forecast."""
         listed = sorted(set(names))
         if listed:
             self.note(f"no effect on the forecast ({kind}): {', '.join(listed)}")
+
+    def reword(self, say: Callable[[str], str]) -> None:
+        """Every sentence as `say` says it."""
+        for kind in (self.notes, self.warnings, self.problems, self.not_forecast, self.unknowns):
+            kind[:] = map(say, kind)
 
     def refuse(self) -> None:
         """Raise what is wrong, all at once: `InputError`, or `NotYetForecast` when nothing is wrong but something is
@@ -109,6 +123,11 @@ class Ledger:
         number = value if isinstance(value, int) and not isinstance(value, bool) else as_number(value)
         if number is None:
             self.problem(f"{where} is {shown(value)}, but must be a number")
+            return None
+        if abs(number) >= MOST_NUMBER:
+            digits = str(value)
+            given = digits if len(digits) <= 40 else f"a number of {len(digits)} characters"
+            self.problem(f"{where} is {given}; it must be below 2^63, which is {MOST_NUMBER}")
             return None
         broken = {
             f"at least {least}": least is not None and number < least,

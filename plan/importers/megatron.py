@@ -1,16 +1,16 @@
 """A Megatron-LM or Megatron-DeepSpeed launch script, or a bare argument string, as a run.
 
-    translate(read_script(text), folder, Request(cluster="dgx-a100-80gb", nodes=128), ledger)  ->  {"model": ...,
+    translate(read_script(text), Request(cluster="dgx-a100-80gb", nodes=128), ledger)  ->  {"model": ...,
     "cluster": ..., "plan": ...}
 
 The script is evaluated (never executed), its training command found, and every flag accounted for. Lines such as
 `# windtunnel: cluster.preset=dgx-a100-80gb cluster.nics.count=4` in a script set keys of the run that no flag can say.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from plan import presets
@@ -37,6 +37,16 @@ NO_TRAINING = re.compile(
 )
 TRAINING = re.compile(r"train\w*(\.py)?$", re.IGNORECASE)
 """Programs that read a model's flags and do something else than train it."""
+NO_PATH = re.compile(r"(?!)")
+PATHS = {
+    "data.path": re.compile(r"^(?!builtin$)"),
+    "checkpoint.path": re.compile(r"^(?!auto$)"),
+    "cluster.profile": re.compile(r"/|\.ya?ml$"),
+    "model.preset": re.compile(r"\.json$"),
+}
+"""Keys of a run that name a file, and which of their values do."""
+MOST_PROGRAM = 512
+"""Characters at the end of a program's path that tell what it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +65,11 @@ class Request:
         return self.nodes is not None or bool({"nodes", "gpus"} & set(stated))
 
 
-def translate(script: Script, folder: Path, request: Request, ledger: Ledger) -> dict[str, Any]:
+def translate(script: Script, request: Request, ledger: Ledger) -> dict[str, Any]:
     """The run of a script. Problems go to the ledger; what can be translated is."""
     for warning in script.warnings:
         ledger.warn(warning)
-    said = pragmas(script.text, ledger)
+    said = pragmas(script, ledger)
     launch = find_launch(script, ledger)
     if launch is None:
         return said
@@ -72,7 +82,7 @@ def translate(script: Script, folder: Path, request: Request, ledger: Ledger) ->
     run: dict[str, Any] = {"model": model, "plan": plan}
     if cluster:
         run = {"model": model, "cluster": cluster, "plan": plan}
-    lay_deepspeed(script, arguments, folder, run, world, request.semantics, ledger)
+    lay_deepspeed(script, arguments, run, world, request.semantics, ledger)
     batch = explain_batch(arguments, plan, world, ledger)
     run |= training_sections(arguments, batch, _whole(model.get("seq_length")), run.pop("optimizer", {}), ledger)
     _attention_dropout(model, plan, ledger)
@@ -94,7 +104,7 @@ def _launches(script: Script, ledger: Ledger) -> dict[str, Any]:
 def _program(launch: Launch, ledger: Ledger) -> None:
     """Refuse a program that trains another kind of model or does not train; warn about one nobody knows."""
     module = next((launch.launcher[i + 1] for i, word in enumerate(launch.launcher[:-1]) if word == "-m"), "")
-    program = launch.program or ("" if module.startswith("torch.") else module)
+    program = (launch.program or ("" if module.startswith("torch.") else module))[-MOST_PROGRAM:]
     if OTHER_MODELS.search(program):
         ledger.not_yet(f"the model of {program}", "a decoder-only GPT (pretrain_gpt.py)")
     elif NO_TRAINING.search(program) and not TRAINING.search(program):
@@ -103,10 +113,10 @@ def _program(launch: Launch, ledger: Ledger) -> None:
         ledger.warn(f"{program} is taken to train a decoder-only GPT, as pretrain_gpt.py does")
 
 
-def pragmas(text: str, ledger: Ledger) -> dict[str, Any]:
+def pragmas(script: Script, ledger: Ledger) -> dict[str, Any]:
     """Keys set by `# windtunnel: section.key=value ...` comments."""
     found: dict[str, Any] = {}
-    for row in re.findall(r"^\s*#\s*windtunnel:[ \t]*(.*)$", text, re.MULTILINE):
+    for row in re.findall(r"^[ \t]*#[ \t]*windtunnel:[ \t]*(.*)$", script.text, re.MULTILINE):
         for word in row.split():
             key, equals, value = word.partition("=")
             if not equals or "." not in key:
@@ -114,7 +124,15 @@ def pragmas(text: str, ledger: Ledger) -> dict[str, Any]:
                     f"# windtunnel: {word!r} must be section.key=value, such as cluster.preset=dgx-a100-80gb"
                 )
                 continue
-            set_path(found, key, parse_yaml(value, f"# windtunnel: {word}"))
+            read = parse_yaml(value, f"# windtunnel: {word}")
+            if not isinstance(read, str) or not PATHS.get(key, NO_PATH).search(read):
+                set_path(found, key, read)
+            elif (place := script.beside.place(read)) is not None:  # a script names no file outside its folder
+                set_path(found, key, os.path.join(*place))
+            else:
+                ledger.problem(
+                    f"# windtunnel: {word} names nothing below the script's folder; give it with --set {word}"
+                )
     return found
 
 

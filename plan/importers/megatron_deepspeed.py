@@ -4,10 +4,9 @@ wins for ZeRO; both must agree on batch and precision.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from plan.files import text_of
+from plan.errors import InputError
 from plan.importers import deepspeed, partitioned
 from plan.importers.arguments import Arguments
 from plan.importers.deepspeed_optimizer import Semantics
@@ -20,7 +19,6 @@ from plan.shell.script import Script
 def lay_deepspeed(
     script: Script,
     a: Arguments,
-    folder: Path,
     run: dict[str, Any],
     world: World,
     semantics: Semantics,
@@ -45,7 +43,7 @@ def lay_deepspeed(
             f"--deepspeed_config {shown} has no effect without --deepspeed; it is applied, as the script seems"
             " to mean it"
         )
-    config = _config(script, name, folder, ledger)
+    config = _config(script, name, ledger)
     pieces = _pieces(config, stage, _setting(a, plan, world, semantics), "--clip-grad" in a.given, ledger)
     _same_precision(plan, pieces["plan"], ledger)
     _lay_over(plan, pieces["plan"], (config or {}).get("zero_optimization"), alone, ledger)
@@ -90,7 +88,7 @@ def _same_precision(plan: Mapping[str, Any], pieces: Mapping[str, Any], ledger: 
         )
 
 
-def _config(script: Script, name: str | None, folder: Path, ledger: Ledger) -> dict[str, Any] | None:
+def _config(script: Script, name: str | None, ledger: Ledger) -> dict[str, Any] | None:
     """The JSON a script writes in a heredoc, or the file beside it."""
     if name is None:
         ledger.warn("--deepspeed without --deepspeed_config: ZeRO settings come from the flags only")
@@ -106,9 +104,13 @@ def _config(script: Script, name: str | None, folder: Path, ledger: Ledger) -> d
             )
             return None
         return deepspeed.read(text, shown)
-    for path in (folder / shown, folder / Path(shown).name):
-        if path.is_file():
-            return deepspeed.read(text_of(path), shown)
+    try:
+        text = None if script.expander.why(name) else script.beside.text(name)
+    except InputError as error:
+        ledger.problem(str(error))
+        return None
+    if text is not None:
+        return deepspeed.read(text, shown)
     ledger.warn(
         f"{shown} is neither written by the script nor beside it: ZeRO settings come from the flags only, and without"
         " --zero-stage that is stage 1"

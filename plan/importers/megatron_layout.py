@@ -66,6 +66,8 @@ def pipeline_layout(
         return {"pipeline_layout": _deepspeed_partition(method, layers, stages, ledger)}
     if first is None and last is None and not embedding and not loss:
         return {"pipeline_layout": "even"}
+    if stages > MOST_UNITS or layers > MOST_UNITS:
+        return {}  # refused for its size by the rules of a run
     if chunks > 1:
         ledger.not_yet("an uneven pipeline split together with virtual stages", "an even split, or no virtual stages")
         return {}
@@ -95,19 +97,26 @@ def _accounted(layers: int, stages: int, embedding: bool, loss: bool) -> list[in
     return [each - (embedding and i == 0) - (loss and i == stages - 1) for i in range(stages)]
 
 
+MOST_UNITS = 10_000
+BRACKETS = re.compile(r"\(([^()]*)\)\*([0-9]{1,5})(?![0-9])|\(([^()]*)\)")
+
+
 def _layout_string(text: str, ledger: Ledger) -> list[int] | str:
     """Units per virtual stage of a layout such as `Et*3|(tt|)*29,m|L` (E embedding, t layer, m multi-token prediction,
     L loss).
     """
     flat = text.replace(",", "").replace(" ", "")
-    while match := re.search(r"\(([^()]*)\)\*(\d+)|\(([^()]*)\)", flat):
-        flat = (
-            flat[: match.start()]
-            + (match.group(1) or "") * int(match.group(2) or 0)
-            + (match.group(3) or "")
-            + flat[match.end() :]
+    while len(flat) <= MOST_UNITS and (match := BRACKETS.search(flat)):
+        inner, times = (match[1], int(match[2])) if match[2] else (match[3], 1)
+        flat = flat[: match.start()] + inner[:MOST_UNITS] * times + flat[match.end() :]
+    if len(flat) <= MOST_UNITS:
+        flat = re.sub(r"([EtmL|])\*([0-9]{1,5})(?![0-9])", lambda match: match[1] * int(match[2]), flat)
+    if len(flat) > MOST_UNITS:
+        ledger.problem(
+            f"--pipeline-model-parallel-layout {text[:60]!r} written out has {len(flat):,} characters; at most"
+            f" {MOST_UNITS:,} are read"
         )
-    flat = re.sub(r"([EtmL|])\*(\d+)", lambda m: m.group(1) * int(m.group(2)), flat)
+        return "auto"
     if set(flat) - set("EtmL|"):
         ledger.problem(f"--pipeline-model-parallel-layout {text!r}: only E, t, m, L, |, (…)*n and x*n are understood")
         return "auto"

@@ -191,7 +191,9 @@ def _unsupported(a: Arguments, sequence: int, ledger: Ledger) -> None:
             f"mixture of experts (--num-experts {experts})", "the dense model of the same shape, without --num-experts"
         )
     window = a.text("--window-size")
-    if window is not None and any(int(side) < sequence for side in re.findall(r"\d+", window)):
+    if window is not None and any(
+        int(side) < sequence for side in re.findall(r"(?<![0-9])[0-9]{1,12}(?![0-9])", window)
+    ):
         ledger.not_yet(f"sliding-window attention (--window-size {window})", "full attention, without the flag")
     depth = a.integer("--mtp-num-layers")
     for flag, present, nearest in (

@@ -9,6 +9,7 @@ import re
 from typing import Any
 
 from plan.errors import InputError
+from plan.files import refuse_long, refuse_unreadable
 from plan.nearest import kind_of, shown
 
 PIECES = re.compile(
@@ -22,6 +23,7 @@ def read_json(text: str, where: str) -> dict[str, Any]:
     text = text.removeprefix("\ufeff")  # Windows editors begin a file with it
     if not text.strip():
         raise InputError(f"{where} is empty; a JSON object was expected")
+    refuse_long(text, where, ",:[{\n")
     try:
         value = json.loads(
             _strict(text, where),
@@ -37,6 +39,7 @@ def read_json(text: str, where: str) -> dict[str, Any]:
         raise InputError(f"{where} holds a value that cannot be read: {said}") from None
     if not isinstance(value, dict):
         raise InputError(f"{where} holds {kind_of(value)}; a JSON object was expected")
+    refuse_unreadable(value, where)
     return value
 
 

@@ -6,11 +6,13 @@ Old names are first rewritten to those of torchtitan 0.2 (`RENAMED`), so that on
 Unknown tables and keys are warnings: many files come from forks.
 """
 
+import re
 import tomllib
 from collections.abc import Mapping
 from typing import Any
 
 from plan.errors import InputError
+from plan.files import refuse_long, refuse_unreadable
 from plan.importers.ledger import Ledger, nearest
 from plan.importers.partitioned import fsdp
 from plan.importers.torchtitan_batch import batch_section, data_parallel
@@ -31,8 +33,11 @@ def is_torchtitan(tables: Mapping[str, Any]) -> bool:
 
 def read(text: str, where: str) -> dict[str, Any]:
     """The tables of a TOML text."""
+    refuse_long(text, where, "=,[{\n")
     try:
-        return tomllib.loads(text)
+        tables = tomllib.loads(text)
+        refuse_unreadable(tables, where)
+        return tables
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{where} is not TOML: {error}") from None
     except RecursionError:
@@ -158,7 +163,7 @@ def _plan(keys: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
 def _recompute(keys: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     mode = str(keys.get("activation_checkpoint.mode", "selective"))
     option = str(keys.get("activation_checkpoint.selective_ac_option", "op"))
-    if mode == "selective" and option.isdigit() and int(option) > 1:
+    if mode == "selective" and re.fullmatch("[0-9]{1,9}", option) and int(option) > 1:
         ledger.not_yet(
             f"recompute of every {option}th layer (selective_ac_option {option!r})",
             "mode full or selective_ac_option op",

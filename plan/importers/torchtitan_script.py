@@ -2,11 +2,11 @@
 it.
 """
 
+from collections import deque
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from plan.files import text_of
+from plan.errors import InputError
 from plan.importers.arguments import is_flag
 from plan.importers.launch import Launch
 from plan.importers.launch_size import size_statements
@@ -23,7 +23,7 @@ def find(script: Script) -> Command | None:
     return next((c for c in script.commands if any(word.split("=")[0] in CONFIG_FLAGS for word in c.words)), None)
 
 
-def tables(script: Script, command: Command, folder: Path, sized: bool, ledger: Ledger) -> tuple[dict[str, Any], World]:
+def tables(script: Script, command: Command, sized: bool, ledger: Ledger) -> tuple[dict[str, Any], World]:
     """The configuration (dotted keys) after overrides, and what the launcher says about the size of the job."""
     for warning in script.warnings:
         ledger.warn(warning)
@@ -38,19 +38,19 @@ def tables(script: Script, command: Command, folder: Path, sized: bool, ledger: 
     name = next((str(given.pop(flag[2:])) for flag in sorted(CONFIG_FLAGS) if flag[2:] in given), "")
     launch = Launch(command.words, (), "", f"line {command.line}")
     world = agree(size_statements(script, launch, sized, ledger), ledger)
-    return {**_file(name, folder, ledger), **given}, world
+    return {**_file(name, script, ledger), **given}, world
 
 
 def _overrides(words: tuple[str, ...], script: Script, ledger: Ledger) -> dict[str, Any]:
     """Dotted flags and their values; a flag without a value is true."""
     found: dict[str, Any] = {}
-    queue = list(words)
+    queue = deque(words)
     while queue:
-        flag, equals, value = queue.pop(0).partition("=")
+        flag, equals, value = queue.popleft().partition("=")
         if not flag.startswith("--") or "." not in flag:
             continue
         if not equals and queue and not is_flag(queue[0]):
-            equals, value = "=", queue.pop(0)
+            equals, value = "=", queue.popleft()
         reasons = script.expander.why(value)
         if reasons:
             ledger.problem(f"{flag} is {script.expander.show(value)}, whose value is unknown: {reasons[0].sentence()}")
@@ -62,9 +62,15 @@ def _overrides(words: tuple[str, ...], script: Script, ledger: Ledger) -> dict[s
     return found
 
 
-def _file(name: str, folder: Path, ledger: Ledger) -> Mapping[str, Any]:
-    for path in (folder / name, folder / Path(name).name):
-        if name and path.is_file():
-            return flatten(read(text_of(path), name))
-    ledger.problem(f"{name or 'the TOML file'} is not beside the script; put it there")
-    return {}
+def _file(name: str, script: Script, ledger: Ledger) -> Mapping[str, Any]:
+    """The tables of the file that a script names, as dotted keys."""
+    shown = script.expander.show(name)
+    try:
+        text = script.beside.text(name)
+    except InputError as error:
+        ledger.problem(str(error))
+        return {}
+    if text is None:
+        ledger.problem(f"{shown or 'the TOML file'} is not beside the script; put it there, or add --allow-read DIR")
+        return {}
+    return flatten(read(text, shown))

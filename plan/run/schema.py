@@ -198,7 +198,7 @@ class OptimizerSpec(Spec):
 
 class TrainSpec(Spec):
     steps: Count = 100
-    seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 1234
+    seed: Annotated[Whole, Field(ge=0)] = 1234
     record_every: Annotated[Count | None, Auto] = None
     eval_every: CountOrZero = 0
     nonfinite: Literal["stop", "skip", "continue"] = "stop"

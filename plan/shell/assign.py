@@ -5,11 +5,14 @@ that `{1..8}` counts. An element of an associative array is kept as a variable o
 import re
 
 from plan.errors import InputError
+from plan.shell.budget import Budget
 from plan.shell.script import Script
 from plan.shell.tree import Assign
 from plan.shell.values import Value
 
 MOST = 100_000
+ITEM_BYTES = 8
+"""A place in a list."""
 
 
 def assigned(script: Script, assign: Assign) -> None:
@@ -24,23 +27,32 @@ def assigned(script: Script, assign: Assign) -> None:
         items = [field for raw in assign.items for field in expander.fields(raw)]
         blank = [item for item in items if item.strip() == ""]
         if blank:
-            script.warnings.append(
-                f"array {assign.name}: a backslash followed by a blank adds an empty argument; it is dropped"
-            )
+            script.warn(f"array {assign.name}: a backslash followed by a blank adds an empty argument; it is dropped")
         value: Value = [item for item in items if item.strip()]
         if assign.append and old is not None:
             value = [*([old] if isinstance(old, str) else old), *value]
+        expander.budget.take(ITEM_BYTES * len(value))
     elif assign.index is not None:
         value = _element(script, assign, old)
     else:
         text = expander.text(assign.value)
         value = text
         if assign.append and old is not None:
-            value = [old[0] + text if old else text, *old[1:]] if isinstance(old, list) else old + text
-    script.made_from[assign.name] = set(expander.used) | (
-        script.made_from.get(assign.name, set()) if assign.append else set()
-    )
+            value = _appended(expander.budget, old, text)
+    sources = script.made_from.setdefault(assign.name, set())
+    if not assign.append:
+        sources.clear()
+    sources.update(expander.used)
     expander.variables[assign.name] = value
+
+
+def _appended(budget: Budget, old: Value, text: str) -> Value:
+    """`A+=text`: to the text, or to the first element of an array."""
+    if isinstance(old, list):
+        budget.take(ITEM_BYTES * len(old))
+        return [budget.text(old[0] + text) if old else text, *old[1:]]
+    budget.characters(len(old) + len(text))
+    return budget.text(old + text)
 
 
 def _element(script: Script, assign: Assign, old: Value | None) -> Value:
@@ -51,6 +63,7 @@ def _element(script: Script, assign: Assign, old: Value | None) -> Value:
     text = script.expander.text(assign.value)
     if not -len(items) <= number <= MOST:
         raise InputError(f"{assign.name}{assign.index}: the array has no element {number}")
+    script.expander.budget.take(ITEM_BYTES * max(len(items), number + 1))
     items += [""] * (number + 1 - len(items))
     items[number] = text
     return items
@@ -62,6 +75,7 @@ def _into_map(script: Script, assign: Assign) -> None:
         key = expander.text((assign.index or "[]")[1:-1])
         expander.variables[f"{assign.name}[{key}]"] = expander.text(assign.value)
     for raw in assign.items or ():
+        expander.budget.step()
         if match := re.match(r"\[(.*?)\]=(.*)$", raw, re.DOTALL):
             expander.variables[f"{assign.name}[{expander.text(match[1])}]"] = expander.text(match[2])
 

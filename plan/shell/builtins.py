@@ -2,33 +2,43 @@
 
 from plan.shell.script import Script
 
+ARGUMENT_BYTES = 200
+"""A positional argument is a variable besides, with a name of its own."""
+
 
 def options(script: Script, words: list[str]) -> None:
     """`set -u`, `set +u`, `set -euo pipefail`, `set -o nounset`, and the arguments of `set -- a b`."""
     if "--" in words:
         place = words.index("--")
-        script.expander.variables |= {"@": words[place + 1 :]}
-        script.expander.variables |= {str(i): word for i, word in enumerate(words[place + 1 :], 1)}
+        give(script, words[place + 1 :])
         words = words[:place]
     for number, word in enumerate(words):
+        script.expander.budget.step()
         named = word in ("-o", "+o") and words[number + 1 : number + 2] == ["nounset"]
         if named or (word[:1] in ("-", "+") and "u" in word):
             script.expander.nounset = word[0] == "-"
 
 
+def give(script: Script, arguments: list[str]) -> None:
+    """The positional arguments, together and one by one."""
+    script.expander.budget.take(ARGUMENT_BYTES * len(arguments))
+    script.expander.budget.step(len(arguments))
+    script.expander.variables |= {str(i): word for i, word in enumerate(arguments, 1)} | {"@": arguments}
+
+
 def shift(script: Script, count: int) -> None:
     """Positional arguments move down."""
     given = script.expander.variables.get("@", [])
-    left = list(given[count:]) if isinstance(given, list) else []
     for number in range(1, len(given) + 1):
         script.expander.variables.pop(str(number), None)
-    if "@" in script.expander.variables:
-        script.expander.variables |= {str(i): word for i, word in enumerate(left, 1)} | {"@": left}
+    if isinstance(given, list) and "@" in script.expander.variables:
+        give(script, given[count:])
 
 
 def exported(script: Script, words: list[str], line: int) -> None:
     """`export $(cat .env)`: assignments that appear only when the words are expanded."""
     for word in words:
+        script.expander.budget.step()
         name, equals, value = word.partition("=")
         if equals and name.isidentifier():
             script.expander.variables[name] = value
@@ -38,7 +48,7 @@ def exported(script: Script, words: list[str], line: int) -> None:
 
 def unread(script: Script, line: int, what: str) -> None:
     """Variables may have been set that nobody here can know."""
-    script.warnings.append(
+    script.warn(
         f"line {line} {what}, which is not found beside the script: what it defines is unknown, and what was"
         " defined before is taken as it was"
     )

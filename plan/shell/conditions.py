@@ -8,9 +8,9 @@ stops the script, so it must come from outside, and even its emptiness is unknow
 nobody could read. Tests of files and of command output are unknown.
 """
 
-import fnmatch
-
+from plan.shell.arithmetic import whole
 from plan.shell.expand import Expander
+from plan.shell.glob import matches
 from plan.shell.opaque import OPAQUE
 
 FILE_TESTS = frozenset("-f -d -e -s -r -w -x -L -h -p -S -nt -ot -t -v -o".split())
@@ -44,49 +44,55 @@ class _Or:
 
     def __init__(self, tokens: list[str], expander: Expander, double: bool) -> None:
         self.tokens, self.expander, self.double = tokens, expander, double
+        self.at = 0
+
+    def _follows(self, *tokens: str) -> bool:
+        """Whether one of the tokens comes next; it is passed over then."""
+        found = self.tokens[self.at : self.at + 1]
+        if not found or found[0] not in tokens:
+            return False
+        self.expander.budget.step()
+        self.at += 1
+        return True
 
     def parse(self) -> bool | None:
         result = self._and()
-        while self.tokens[:1] in (["||"], ["-o"]):
-            self.tokens.pop(0)
+        while self._follows("||", "-o"):
             result = either(result, self._and())
         return result
 
     def _and(self) -> bool | None:
         result = self._not()
-        while self.tokens[:1] in (["&&"], ["-a"]):
-            self.tokens.pop(0)
+        while self._follows("&&", "-a"):
             result = both(result, self._not())
         return result
 
     def _not(self) -> bool | None:
-        if self.tokens[:1] == ["!"]:
-            self.tokens.pop(0)
+        if self._follows("!"):
             return negate(self._not())
-        if self.double and self.tokens[:1] == ["("]:
-            self.tokens.pop(0)
+        if self.double and self._follows("("):
             result = self.parse()
-            if self.tokens[:1] == [")"]:
-                self.tokens.pop(0)
+            self._follows(")")
             return result
         return self._primary()
 
     def _primary(self) -> bool | None:
-        tokens = self.tokens
+        tokens = self.tokens[self.at : self.at + 3]
         if not tokens:
             return False
-        if len(tokens) >= 3 and (tokens[1] in ("=", "==", "!=", "=~", "<", ">") or tokens[1] in INTEGER_TESTS):
-            left, operator, right = tokens[:3]
-            del tokens[:3]
-            return self._compare(left, operator, right)
-        if tokens[0] in ("-z", "-n") and len(tokens) >= 1:
-            operator = tokens.pop(0)
-            value = self._known(tokens.pop(0)) if tokens and tokens[0] not in ("&&", "||") else ""
-            return None if value is None else (value == "") == (operator == "-z")
+        if len(tokens) == 3 and (tokens[1] in ("=", "==", "!=", "=~", "<", ">") or tokens[1] in INTEGER_TESTS):
+            self.at += 3
+            return self._compare(*tokens)
+        if tokens[0] in ("-z", "-n"):
+            given = len(tokens) > 1 and tokens[1] not in ("&&", "||")
+            self.at += 1 + given
+            value = self._known(tokens[1]) if given else ""
+            return None if value is None else (value == "") == (tokens[0] == "-z")
         if tokens[0] in FILE_TESTS and len(tokens) >= 2:
-            del tokens[:2]
+            self.at += 2
             return None
-        value = self._known(tokens.pop(0))
+        self.at += 1
+        value = self._known(tokens[0])
         return None if value is None else value != ""
 
     def _known(self, text: str) -> str | None:
@@ -106,12 +112,20 @@ class _Or:
             self.expander.tested += reasons
             return None
         if operator in INTEGER_TESTS:
-            try:
-                return bool(INTEGER_TESTS[operator](int(known_left or 0), int(known_right or 0)))
-            except ValueError:
-                return None
-        same = fnmatch.fnmatchcase(known_left, known_right) if self.double else known_left == known_right
+            numbers = [_integer(known_left), _integer(known_right)]
+            return None if None in numbers else bool(INTEGER_TESTS[operator](*numbers))
+        if self.double:
+            same = matches(known_left, known_right, self.expander.budget)
+        else:
+            same = known_left == known_right
         return same == (operator != "!=")
+
+
+def _integer(text: str) -> int | None:
+    """A whole number of at most 18 digits, with a sign and blanks around it; an empty text is 0."""
+    sign, digits = (text.strip()[:1], text.strip()[1:]) if text.strip()[:1] in ("-", "+") else ("", text.strip())
+    number = 0 if not text else whole(digits)
+    return -number if number is not None and sign == "-" else number
 
 
 def negate(value: bool | None) -> bool | None:

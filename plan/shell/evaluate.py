@@ -1,20 +1,26 @@
 """Walks a script command by command, nested scripts and sourced files too."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from plan.confined import Confined
 from plan.errors import InputError
 from plan.shell import tree
-from plan.shell.assign import assigned
-from plan.shell.builtins import exported, options, shift, unread
+from plan.shell.arithmetic import whole
+from plan.shell.assign import ITEM_BYTES, assigned
+from plan.shell.budget import pieces
+from plan.shell.builtins import exported, give, options, shift, unread
 from plan.shell.conditions import truth
 from plan.shell.files import found, heredoc, written
-from plan.shell.flow import Flow
+from plan.shell.flow import VARIABLE_BYTES, Flow
+from plan.shell.opaque import plain
 from plan.shell.parse import DECLARATIONS, parse
 from plan.shell.script import Command, Script
 from plan.shell.slurm import slurm_variables
+from plan.shell.substitute import CHARACTERS_A_STEP
 from plan.shell.tree import Simple
+from plan.shell.values import Value
 
 SHELLS = frozenset({"bash", "sh", "/bin/bash", "/bin/sh"})
 ENVIRONMENT_FILES = re.compile(r"(\bactivate$|bashrc$|bash_profile$|\.profile$|/etc/profile|conda\.sh$|/etc/bashrc)")
@@ -22,26 +28,38 @@ PRINTERS = frozenset({"echo", "printf", "cat", "tee", "sed"})
 WITHOUT_EFFECT = frozenset({"cd", "exit", "return", "wait", "trap", "shopt", "ulimit", "umask"})
 LOOKING = frozenset({"command", "which", "type", "grep", "hash", "nvidia-smi"})
 """Commands whose status nobody knows without the machine."""
-MAXIMUM_DEPTH = 40
+COMMAND_BYTES = 300
+"""The record of one command."""
 
 
-def read_script(text: str, variables: Mapping[str, str] | None = None, path: Path | None = None) -> Script:
+def read_script(
+    text: str, variables: Mapping[str, str] | None = None, path: Path | None = None, allowed: Sequence[Path] = ()
+) -> Script:
     """Evaluate a script. `variables` are set beforehand, as if exported; the names 1, 2, … are the script's arguments.
-    `path` is where it stands, for the files beside it. Raises `InputError` when the text is not a script.
+    `path` is where it stands, for the files beside it; it may read those below the folders `allowed` too. Raises
+    `InputError` when the text is not a script, or asks for more than its `Budget`.
     """
-    text = text.removeprefix("\ufeff").replace("\r\n", "\n")
-    script = Script(text, path.parent if path else None)
+    text = plain(text.removeprefix("\ufeff").replace("\r\n", "\n"))
+    given = {name: plain(value) for name, value in (variables or {}).items()}
+    script = Script(text, Confined(path.parent if path else None, tuple(allowed)))
     script.expander.file = lambda name: found(script, name)
     script.expander.name = f"./{path.name if path else 'script.sh'}"
     script.expander.variables |= slurm_variables(text)
-    script.expander.variables |= dict(variables or {})
-    arguments = sorted((int(name), value) for name, value in (variables or {}).items() if name.isdigit())
+    script.expander.variables |= given
+    arguments = sorted((number, value) for name, value in given.items() if (number := whole(name)) is not None)
     if arguments:
         script.expander.variables["@"] = [value for _, value in arguments]
     try:
+        script.expander.budget.step(pieces(len(text), CHARACTERS_A_STEP))
         _Walk(script).run(parse(text))
     except RecursionError:
-        raise InputError("the script nests brackets or commands too deeply to be read") from None
+        raise InputError(
+            f"line {script.expander.budget.line}: the script nests brackets or commands too deeply to be read"
+        ) from None
+    except InputError as error:  # nobody can read a marker
+        raise InputError(map(script.expander.show, error.problems)) from None
+    finally:
+        script.expander.budget.stop_clock()
     script.warnings += script.expander.notes
     return script
 
@@ -51,7 +69,6 @@ class _Walk(Flow):
 
     def __init__(self, script: Script) -> None:
         super().__init__(script)
-        self.depth = 0
         self.own: dict[str, Callable[[list[str], Simple], None]] = {
             "source": self._source,
             ".": self._source,
@@ -118,7 +135,7 @@ class _Walk(Flow):
             self.arithmetic(tree.Arithmetic(node.line, word))
 
     def _shift(self, words: list[str], node: Simple) -> None:
-        shift(self.script, int(words[1]) if words[1:2] and words[1].isdigit() else 1)
+        shift(self.script, next((n for n in map(whole, words[1:2]) if n is not None), 1))
 
     def _read(self, words: list[str], node: Simple) -> None:
         """`read` of a heredoc (`read -r -d '' ARGUMENTS <<EOF`) is its text; of anything else, unknown."""
@@ -137,7 +154,10 @@ class _Walk(Flow):
         source = next((self.expander.text(target) for operator, target in node.redirects if operator == "<"), "")
         text = found(self.script, source)
         unknown = self.expander.opaque("command", f"{words[0]} < {self.expander.show(source)}")
-        self.expander.variables[words[-1]] = unknown if text is None else text.splitlines()
+        lines = (text or "").splitlines()
+        self.budget.take(ITEM_BYTES * len(lines))
+        self.budget.step(pieces(len(lines), 8))
+        self.expander.variables[words[-1]] = unknown if text is None else lines
 
     def _source(self, words: list[str], node: Simple) -> None:
         """A file beside the script is read; of another, only what it is used for can be said."""
@@ -145,10 +165,10 @@ class _Walk(Flow):
         name = words[1] if len(words) > 1 else "nothing"
         shown = self.expander.show(name)
         if ENVIRONMENT_FILES.search(shown):
-            self.script.warnings.append(f"line {line}: {shown} is not read; it is taken to set up an environment only")
+            self.script.warn(f"line {line}: {shown} is not read; it is taken to set up an environment only")
         elif (text := found(self.script, name)) is not None:
-            self.script.warnings.append(f"line {line}: {shown} is read beside the script")
-            self.nested(text, line)
+            self.script.warn(f"line {line}: {shown} is read beside the script")
+            self.nested(text, line, shown)
         else:
             unread(self.script, line, f"sources {shown}")
 
@@ -170,29 +190,44 @@ class _Walk(Flow):
                 if inner.words[0] not in PRINTERS
             ]
             return
+        self.budget.take(COMMAND_BYTES + ITEM_BYTES * len(words))
         self.script.commands.append(Command(tuple(words), line, self.conditions[-1] if self.conditions else ""))
 
-    def nested(self, text: str, line: int) -> bool | None:
-        if self.depth >= MAXIMUM_DEPTH:
-            raise InputError(f"line {line}: commands are nested more than {MAXIMUM_DEPTH} deep")
+    def nested(self, text: str, line: int, file: str = "") -> bool | None:
+        """Walk a script inside this one. What a `file` that is no script holds is nobody's business."""
+        self.budget.deeper("scripts inside scripts")
+        self.budget.step(pieces(len(text), CHARACTERS_A_STEP))
         self.depth += 1
         before = len(self.script.commands)
-        status = self.run(parse(text))
+        try:
+            nodes = parse(text)
+        except InputError:
+            if file:
+                raise InputError(f"line {line}: {file} cannot be read as a script") from None
+            raise
+        status = self.run(nodes)
         self.script.commands[before:] = [
             Command(inner.words, line, inner.condition) for inner in self.script.commands[before:]
         ]
+        self.budget.step(len(self.script.commands) - before)
         self.depth -= 1
+        self.budget.depth -= 1
         return status
 
     def call(self, name: str, arguments: list[str], line: int) -> bool | None:
-        if self.depth >= MAXIMUM_DEPTH:
-            raise InputError(f"line {line}: the function {name} calls itself more than {MAXIMUM_DEPTH} times")
+        self.budget.deeper(f"the function {name} calls itself")
         self.depth += 1
-        kept = {key: value for key, value in self.expander.variables.items() if key.isdigit() or key == "@"}
-        self.expander.variables |= {str(i): value for i, value in enumerate(arguments, 1)} | {"@": arguments}
+        kept = self._positional(True)
+        self.expander.variables = self._positional(False)
+        give(self.script, arguments)
         status = self.run(self.functions[name])
-        self.expander.variables = {
-            key: value for key, value in self.expander.variables.items() if not (key.isdigit() or key == "@")
-        } | kept
+        self.expander.variables = self._positional(False) | kept
         self.depth -= 1
+        self.budget.depth -= 1
         return status
+
+    def _positional(self, wanted: bool) -> dict[str, Value]:
+        """The variables that are arguments, or those that are not."""
+        self.budget.step(1 + pieces(len(self.expander.variables), 8))
+        self.budget.take(VARIABLE_BYTES * len(self.expander.variables))
+        return {key: value for key, value in self.expander.variables.items() if (key == "@" or key.isdigit()) == wanted}

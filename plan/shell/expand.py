@@ -6,13 +6,19 @@ import re
 
 from plan.errors import InputError
 from plan.shell.arithmetic import evaluate
-from plan.shell.opaque import OPAQUE
+from plan.shell.budget import Budget, pieces
+from plan.shell.opaque import OPAQUE, cut
 from plan.shell.operate import operate
 from plan.shell.substitute import substitute
+from plan.shell.syntax import bracketed
 from plan.shell.values import Value, Words
 
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
-MAXIMUM_LENGTH = 1_000_000
+PLAIN = re.compile(r"""[^\\'"$`]+""")
+PLAIN_QUOTED = re.compile(r"""[^\\"$`]+""")
+PLAIN_HERE = re.compile(r"""[^\\$`]+""")
+FIELD_BYTES = 64
+"""What a word takes besides its characters."""
 NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
 
 
@@ -48,15 +54,15 @@ class Expander(Words):
                 names.append(value if isinstance(value, str) else "")
                 return 1
             if name in pending:
-                raise InputError(f"$(({expression.strip()})): the variable {name} refers to itself")
+                raise InputError(f"$(({cut(expression.strip(), 60)})): the variable {name} refers to itself")
             pending.append(name)
-            number = evaluate(value, lookup) if value.strip() else 0
+            number = evaluate(value, lookup, self.budget) if value.strip() else 0
             pending.pop()
             return number
 
         if self.why(text):
             return next(iter(OPAQUE.finditer(text))).group(0)
-        result = evaluate(text, lookup)
+        result = evaluate(text, lookup, self.budget)
         return names[0] if names else str(result)
 
 
@@ -70,51 +76,63 @@ class _Walk:
         self.current: list[str] = []
         self.started = False
         self.length = 0
+        self.budget: Budget = owner.budget
+        self.budget.step()
 
     def joined(self) -> str:
         self.fields()
         return "".join(self.done)
 
     def fields(self) -> list[str]:
+        plain = PLAIN_HERE if self.here else PLAIN
         while self.at < len(self.raw):
             char = self.raw[self.at]
-            if char == "\\":
+            if match := plain.match(self.raw, self.at):
+                self._literal(match.group())
+                self.at = match.end()
+            elif char == "\\":
                 self._escape(quoted=self.here)
-            elif char == "'" and not self.here:
-                end = self.raw.index("'", self.at + 1)
+            elif char == "'":
+                end = self._closing("'", self.at + 1)
                 self._literal(self.raw[self.at + 1 : end])
                 self.at = end + 1
-            elif char == '"' and not self.here:
+            elif char == '"':
                 self._double()
             elif char == "$" and self.raw[self.at + 1 : self.at + 2] in ("'", '"') and not self.here:
                 self._ansi()
-            elif char in "$`":
-                self._spread(self._dollar(), quoted=self.here)
             else:
-                self._literal(char)
-                self.at += 1
+                self._spread(self._dollar(), quoted=self.here)
         self._close()
         return self.done
+
+    def _closing(self, quote: str, start: int) -> int:
+        """Where a quote ends that began before `start`."""
+        end = self.raw.find(quote, start)
+        if end < 0:
+            raise InputError(f"{cut(self.raw, 60)!r}: the {quote} opened here is never closed")
+        return end
 
     def _ansi(self) -> None:
         """`$'a\\tb'` with its escapes; `$"text"` (for translation) is `"text"`."""
         self.at += 1
         if self.raw[self.at] == '"':
             return
-        end = self.raw.index("'", self.at + 1)
+        end = self._closing("'", self.at + 1)
         self._literal(re.sub(r"\\(.)", lambda m: ESCAPES.get(m[1], m[1]), self.raw[self.at + 1 : end]))
         self.at = end + 1
 
     def _literal(self, text: str) -> None:
         self.length += len(text)
-        if self.length > MAXIMUM_LENGTH:  # A=$A$A, some thirty times
-            raise InputError(f"{self.raw[:60]!r} expands to more than {MAXIMUM_LENGTH:,} characters")
+        self.budget.step()
+        self.budget.characters(self.length)  # A=$A$A, some thirty times
+        self.budget.take(len(text))
         self.current.append(text)
         self.started = True
 
     def _close(self) -> None:
         if self.started:
-            self.done.append("".join(self.current))
+            self.budget.take(FIELD_BYTES)
+            self.done.append(self.budget.text("".join(self.current)))
         self.current, self.started = [], False
 
     def _escape(self, quoted: bool) -> None:
@@ -130,44 +148,50 @@ class _Walk:
     def _double(self) -> None:
         self.at += 1
         self.started = True
-        while self.raw[self.at] != '"':
-            char = self.raw[self.at]
-            if char == "\\":
+        while self.raw[self.at : self.at + 1] != '"':
+            if match := PLAIN_QUOTED.match(self.raw, self.at):
+                self._literal(match.group())
+                self.at = match.end()
+            elif self.raw[self.at : self.at + 1] == "\\":
                 self._escape(quoted=True)
-            elif char in "$`":
-                self._spread(self._dollar(), quoted=True)
+            elif self.at >= len(self.raw):
+                raise InputError(f'{cut(self.raw, 60)!r}: a " opened here is never closed')
             else:
-                self._literal(char)
-                self.at += 1
+                self._spread(self._dollar(), quoted=True)
         self.at += 1
 
     def _spread(self, value: Value, quoted: bool) -> None:
         """Put an expanded value into the fields: arrays as several, unquoted strings split at blanks."""
         if isinstance(value, str):
-            pieces = [value] if quoted or not self.split else _split(value)
+            parts = [value] if quoted or not self.split else self._words(value)
         elif not self.split or self.here:
-            pieces = [" ".join(value)]
+            parts = [" ".join(value)]
         else:
-            pieces = value if quoted else [piece for item in value for piece in _split(item)]
+            parts = value if quoted else [part for item in value for part in self._words(item)]
         if isinstance(value, str) and not quoted and self.split:
             if value[:1].isspace():
                 self._close()
-            self._pieces(pieces)
+            self._parts(parts)
             if value[-1:].isspace():
                 self._close()
             return
-        self._pieces(pieces)
+        self._parts(parts)
 
-    def _pieces(self, pieces: list[str]) -> None:
-        for number, piece in enumerate(pieces):
+    def _parts(self, parts: list[str]) -> None:
+        for number, part in enumerate(parts):
             if number:
                 self._close()
-            self._literal(piece)
+            self._literal(part)
+
+    def _words(self, value: str) -> list[str]:
+        """The words of an unquoted value."""
+        self.budget.take(len(value))
+        return value.split()
 
     def _dollar(self) -> Value:
         raw, start = self.raw, self.at
         if raw[start] == "`":
-            end = raw.index("`", start + 1)
+            end = self._closing("`", start + 1)
             self.at = end + 1
             return substitute(self.owner, raw[start + 1 : end])
         if raw.startswith("$[", start):
@@ -190,13 +214,14 @@ class _Walk:
         return (value[0] if value else "") if isinstance(value, list) and match.group() not in "@*" else value
 
     def _bracketed(self, start: int, opening: str, closing: str) -> str:
-        depth = 0
-        for position in range(start, len(self.raw)):
-            depth += (self.raw[position] == opening) - (self.raw[position] == closing)
-            if depth == 0:
-                self.at = position + 1
-                return self.raw[start + 1 : position]
-        raise InputError(f"{self.raw[start:]!r}: {opening} is never closed")
+        """What stands between the bracket at `start` and its partner."""
+        try:
+            end = bracketed(self.raw, start, opening, closing)
+        except InputError:
+            raise InputError(f"{cut(self.raw[start:], 60)!r}: {opening} is never closed") from None
+        self.budget.step(pieces(end - start, 4))
+        self.at = end
+        return self.raw[start + 1 : end - 1]
 
     def _braced(self, body: str) -> Value:
         if body.startswith("#") and len(body) > 1:
@@ -233,12 +258,9 @@ class _Walk:
 
     def _of_map(self, name: str, index: str) -> Value:
         if index in "@*":
+            self.budget.step(pieces(len(self.owner.variables), 16))
             found = [value for key, value in self.owner.variables.items() if key.startswith(f"{name}[")]
             return [value for value in found if isinstance(value, str)]
         key = self.owner.text(index)
         reasons = self.owner.why(key)
         return OPAQUE.search(key).group() if reasons else self.owner.read(f"{name}[{key}]")  # type: ignore[union-attr]
-
-
-def _split(value: str) -> list[str]:
-    return value.split()

@@ -4,35 +4,36 @@ heredocs, `echo` into a file, and templates filled in by `sed`.
     written(script, node, words)        # `cat <<EOT > ds.json`, `sed "s/STAGE/$Z/" template.json > ds.json`
     found(script, "conf/env.sh")        # the text of a file that the script wrote, or that stands beside it
 
-A file beside the script is looked for from the script's own folder, by its path and then by its name alone.
+A file beside the script is looked for by `plan.confined`, from the script's own folder and never outside it.
 """
 
 import re
-from pathlib import Path
 
+from plan.confined import MAXIMUM_BYTES
+from plan.errors import InputError
+from plan.shell.budget import MOST_BYTES, pieces
 from plan.shell.script import Script
 from plan.shell.syntax import Heredoc
 from plan.shell.tree import Pipeline, Simple
 
-MAXIMUM_BYTES = 1_000_000
-SUBSTITUTION = re.compile(
-    r"s(?P<by>[/|,#:@%])(?P<old>(?:\\.|[^\\])*?)(?P=by)(?P<new>(?:\\.|[^\\])*?)(?P=by)(?P<flags>g?)$", re.DOTALL
-)
+LOOK_STEPS = 20
+"""The system is asked for a file."""
 
 
 def found(script: Script, name: str) -> str | None:
-    """The text of a file by the name the script uses for it; None when nobody knows it."""
+    """The text of a file by the name the script uses for it; None when nobody knows it, or it may not be read."""
     if name in script.files:
         return script.files[name]
-    if script.folder is None or script.expander.why(name) or "\0" in name:
+    if script.expander.why(name):
         return None
-    for path in (script.folder / name, script.folder / Path(name).name):
-        try:
-            if path.is_file() and path.stat().st_size <= MAXIMUM_BYTES:
-                return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
-            continue
-    return None
+    budget = script.expander.budget
+    budget.step(LOOK_STEPS)
+    try:
+        text = script.beside.text(name, min(MAXIMUM_BYTES, MOST_BYTES - budget.bytes))
+    except InputError as error:
+        script.warn(f"line {budget.line}: {error}")
+        return None
+    return None if text is None else budget.text(text)
 
 
 def written(script: Script, node: Simple, words: list[str]) -> None:
@@ -40,12 +41,19 @@ def written(script: Script, node: Simple, words: list[str]) -> None:
     target, append = _target(node)
     name = script.expander.text(target) if target else (words[-1] if words[:1] == ["tee"] and len(words) > 1 else None)
     if words[:1] == ["cp"] and len(words) == 3 and (text := found(script, words[1])) is not None:
-        script.files[words[2]] = text
+        _keep(script, words[2], text, append=False)
     if name is None:
         return
     text = _output(script, node, words, None)
     if text is not None:
-        script.files[name] = (script.files.get(name, "") if append else "") + text
+        _keep(script, name, text, append)
+
+
+def _keep(script: Script, name: str, text: str, append: bool) -> None:
+    """A file that the script writes."""
+    before = script.files.get(name, "") if append else ""
+    script.expander.budget.characters(len(before) + len(text))
+    script.files[name] = script.expander.budget.text(before + text)
 
 
 def piped(script: Script, node: Pipeline) -> None:
@@ -62,12 +70,12 @@ def piped(script: Script, node: Pipeline) -> None:
         if text is None:
             return
         if target:
-            name = script.expander.text(target)
-            script.files[name] = (script.files.get(name, "") if append else "") + text
+            _keep(script, script.expander.text(target), text, append)
 
 
 def heredoc(script: Script, doc: Heredoc) -> str:
     """The body, with variables filled in unless its delimiter was quoted."""
+    script.expander.budget.take(len(doc.body))
     return doc.body if doc.quoted else script.expander.heredoc(doc.body)
 
 
@@ -81,12 +89,19 @@ def _output(script: Script, node: Simple, words: list[str], piped_in: str | None
     if node.heredocs:
         piped_in = "".join(heredoc(script, doc) for doc in node.heredocs)
     if words[:1] in (["echo"], ["printf"]):
+        script.expander.budget.take(sum(map(len, words)))
         return " ".join(words[1:]) + "\n"
     if words[:1] == ["sed"]:
         return _sed(script, words[1:], piped_in)
     if words[:1] == ["cat"] and len(words) > 1 and words[1] != "-":
-        texts = [found(script, name) for name in words[1:]]
-        return None if None in texts else "".join(text for text in texts if text is not None)
+        texts: list[str] = []
+        for name in words[1:]:
+            text = found(script, name)
+            if text is None:
+                return None
+            script.expander.budget.take(len(text))
+            texts.append(text)
+        return "".join(texts)
     return piped_in if not words or words[0] in ("cat", "tee") else None
 
 
@@ -96,6 +111,7 @@ def _sed(script: Script, words: list[str], piped_in: str | None) -> str | None:
     files: list[str] = []
     take = False
     for word in words:
+        script.expander.budget.step()
         if word in ("-e", "-r", "-E"):
             take = word == "-e"
         elif word.startswith("-") and not take:
@@ -106,11 +122,29 @@ def _sed(script: Script, words: list[str], piped_in: str | None) -> str | None:
         else:
             files.append(word)
     text = found(script, files[0]) if files else piped_in
+    budget = script.expander.budget
     for command in commands:
-        match = SUBSTITUTION.match(command.strip())
-        if match is None or text is None or re.search(r"[.*\[\]^$+?(){}\\]", match["old"]):
+        parts = _substitution(command.strip())
+        if parts is None or text is None or not parts[0] or re.search(r"[.*\[\]^$+?(){}\\]", parts[0]):
             return None
-        new = re.sub(r"\\(.)", r"\1", match["new"])
+        old, new, everywhere = parts[0], re.sub(r"\\(.)", r"\1", parts[1], flags=re.DOTALL), parts[2]
         rows = text.split("\n")
-        text = "\n".join(row.replace(match["old"], new, -1 if match["flags"] else 1) for row in rows)
+        budget.step(pieces(len(text), 500) + pieces(len(rows), 5))
+        count = text.count(old) if everywhere else sum(old in row for row in rows)
+        budget.characters(len(text) + count * max(0, len(new) - len(old)))
+        text = budget.text("\n".join(row.replace(old, new, -1 if everywhere else 1) for row in rows))
     return text
+
+
+def _substitution(command: str) -> tuple[str, str, bool] | None:
+    """`s/old/new/` and whether every match is meant (`g`); None for any other command of sed."""
+    if len(command) < 2 or command[0] != "s" or command[1] not in "/|,#:@%":
+        return None
+    parts, start, at = [], 2, 2
+    while at < len(command):
+        if command[at] == command[1]:
+            parts.append(command[start:at])
+            start = at + 1
+        at += 1 + (command[at] == "\\")
+    flags = command[start:]
+    return (parts[0], parts[1], flags == "g") if len(parts) == 2 and flags in ("", "g") else None

@@ -5,20 +5,20 @@ that the branches leave different become unknown, with the condition as the reas
 the simple commands.
 """
 
-import copy
 import re
 from abc import ABC, abstractmethod
 
-from plan.errors import InputError
 from plan.shell import tree
 from plan.shell.assign import counted
+from plan.shell.budget import pieces
 from plan.shell.conditions import both, either, negate, truth
 from plan.shell.files import piped
 from plan.shell.script import Script
 from plan.shell.tree import Node, Simple
 from plan.shell.values import Value
 
-MAXIMUM_STEPS = 100_000
+VARIABLE_BYTES = 50
+"""A variable's place in a copy of all of them."""
 
 
 class Flow(ABC):
@@ -29,7 +29,9 @@ class Flow(ABC):
         self.expander = script.expander
         self.functions: dict[str, list[Node]] = {}
         self.conditions: list[str] = []
-        self.steps = 0
+        self.budget = script.expander.budget
+        self.depth = 0
+        """Nested scripts and functions that are being walked: their lines are those of other texts."""
 
     @abstractmethod
     def simple(self, node: Simple) -> bool | None:
@@ -42,9 +44,9 @@ class Flow(ABC):
         return status
 
     def node(self, node: Node) -> bool | None:
-        self.steps += 1
-        if self.steps > MAXIMUM_STEPS:  # loops in loops, a function that calls itself twice
-            raise InputError(f"the script runs more than {MAXIMUM_STEPS:,} commands; keep the one to import")
+        self.budget.step()
+        if self.depth == 0:
+            self.budget.line = getattr(node, "line", self.budget.line)
         match node:
             case Simple():
                 return self.simple(node)
@@ -111,14 +113,16 @@ class Flow(ABC):
 
     def either_way(self, bodies: list[list[Node]], reason: str) -> None:
         """Follow every body from the same state; variables they leave different become unknown for `reason`."""
-        before = dict(self.expander.variables)
+        before = self.expander.variables
         outcomes: list[dict[str, Value]] = []
         self.conditions.append(reason)
         for body in bodies:
-            self.expander.variables = copy.deepcopy(before)
+            self.expander.variables = self.copied(before)
             self.run(body)
             outcomes.append(self.expander.variables)
         self.conditions.pop()
+        for outcome in outcomes:
+            self.budget.step(pieces(len(outcome), 8))
         merged: dict[str, Value] = {}
         for name in dict.fromkeys(name for outcome in outcomes for name in outcome):
             values = [outcome.get(name) for outcome in outcomes]
@@ -131,12 +135,20 @@ class Flow(ABC):
             )
         self.expander.variables = merged
 
+    def copied(self, variables: dict[str, Value]) -> dict[str, Value]:
+        """The variables for one branch; their values are never changed in place."""
+        self.budget.step(pieces(len(variables), 32))
+        self.budget.take(VARIABLE_BYTES * len(variables))
+        return dict(variables)
+
     def loop(self, node: tree.For) -> None:
         items = [field for raw in node.words for field in counted(raw) or self.expander.fields(raw)]
+        self.budget.step(len(items))
         if any(self.expander.why(item) for item in items):
             self.either_way([node.body, []], f"the loop in line {node.line}")
             return
         for item in items:
+            self.budget.step()
             self.expander.variables[node.name] = item
             self.run(node.body)
 
@@ -154,8 +166,10 @@ class Flow(ABC):
             self.either_way([body for _, body in node.arms] + [[]], self.because(f"the case in line {node.line}"))
             return
         for patterns, body in node.arms:
+            self.budget.step()
             quoted = ["[[", '"$__case"', "==", *()]
             for pattern in patterns:
+                self.budget.step()
                 self.expander.variables["__case"] = word
                 if truth([*quoted, pattern, "]]"], self.expander, double=True):
                     del self.expander.variables["__case"]

@@ -1,8 +1,8 @@
 """Operations inside `${name…}`: defaults, trimming, replacing, slicing, case."""
 
-import fnmatch
 import re
 
+from plan.shell.glob import Glob, replaced, wild
 from plan.shell.values import Value, Words
 
 
@@ -26,13 +26,16 @@ def operate(owner: Words, name: str, value: Value, operation: str) -> Value:
         return owner.opaque("unsupported", "${" + name + operation + "}")
     if owner.why(value):
         return value
+    owner.budget.step()
     if match := re.match(r"(%%|%|##|#)(.*)$", operation, re.DOTALL):
-        return _trim(value, match.group(1), owner.text(match.group(2)))
+        pattern = owner.text(match.group(2))
+        return pattern if owner.why(pattern) else _trim(owner, value, match.group(1), pattern)
     if match := re.match(r"//?([^/]*)/?(.*)$", operation, re.DOTALL):
         pattern, replacement = owner.text(match.group(1)), owner.text(match.group(2))
-        found = re.compile(fnmatch.translate(pattern).removesuffix(r"\z").removesuffix(r"\Z"))
-        return found.sub(replacement.replace("\\", r"\\"), value, count=0 if operation.startswith("//") else 1)
-    if match := re.match(r":\s*(-?\d+)(?::\s*(-?\d+))?$", operation):
+        if owner.why(pattern):
+            return pattern
+        return replaced(value, pattern, replacement, operation.startswith("//"), owner.budget)
+    if match := re.match(r":\s*(-?[0-9]{1,18})(?::\s*(-?[0-9]{1,18}))?$", operation):
         start = int(match.group(1))
         end = (
             None
@@ -41,15 +44,16 @@ def operate(owner: Words, name: str, value: Value, operation: str) -> Value:
         )
         return value[start:end]
     if operation in ("^^", ",,"):
-        return value.upper() if operation == "^^" else value.lower()
+        return owner.budget.text(value.upper() if operation == "^^" else value.lower())
     return owner.opaque("unsupported", "${" + name + operation + "}")
 
 
-def _trim(value: str, sign: str, pattern: str) -> str:
+def _trim(owner: Words, value: str, sign: str, pattern: str) -> str:
     """Remove the shortest or longest match of a glob from the front (#) or the back (%)."""
-    cuts = range(len(value) + 1)
-    if sign.startswith("#"):
-        order = cuts if sign == "#" else reversed(cuts)
-        return next((value[cut:] for cut in order if fnmatch.fnmatchcase(value[:cut], pattern)), value)
-    order = reversed(cuts) if sign == "%" else cuts
-    return next((value[:cut] for cut in order if fnmatch.fnmatchcase(value[cut:], pattern)), value)
+    backward = sign.startswith("%")
+    if not wild(pattern):
+        return value.removesuffix(pattern) if backward else value.removeprefix(pattern)
+    length = Glob(pattern, owner.budget, backward).end(value, longest=len(sign) > 1)
+    if length is None:
+        return value
+    return value[: len(value) - length] if backward else value[length:]

@@ -4,7 +4,7 @@ parse('if [ -z "$N" ]; then N=1; fi\\nfoo --n $N')  ->  [If(...), Simple(words=(
 """
 
 from plan.errors import InputError
-from plan.shell.syntax import ASSIGNMENT, REDIRECTIONS, Lexer, Token
+from plan.shell.syntax import ASSIGNMENT, MAXIMUM_NESTING, REDIRECTIONS, Lexer, Token
 from plan.shell.tree import (
     Arithmetic,
     Assign,
@@ -34,6 +34,7 @@ class _Parser:
     def __init__(self, tokens: list[Token]) -> None:
         self.tokens = tokens
         self.at = 0
+        self.depth = 0
 
     @property
     def peek(self) -> Token:
@@ -96,6 +97,16 @@ class _Parser:
         return Pipeline(parts, negated) if negated or len(parts) > 1 else parts[0]
 
     def command(self) -> Node:
+        self.depth += 1
+        if self.depth > MAXIMUM_NESTING:
+            raise InputError(
+                f"line {self.peek.line}: commands nest {self.depth} deep; at most {MAXIMUM_NESTING} are read"
+            )
+        node = self._command()
+        self.depth -= 1
+        return node
+
+    def _command(self) -> Node:
         token = self.peek
         if token.kind == "arith":
             return Arithmetic(token.line, self.take().text)

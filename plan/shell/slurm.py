@@ -2,6 +2,7 @@
 
 import re
 
+from plan.shell.arithmetic import whole
 from plan.shell.values import Value
 
 
@@ -9,7 +10,7 @@ def slurm_options(text: str) -> list[tuple[str, str]]:
     """The `#SBATCH` options of a script in order, as ("--nodes", "24"); short names are spelled out."""
     short = {"-N": "--nodes", "-n": "--ntasks", "-G": "--gpus", "-C": "--constraint", "-p": "--partition"}
     found: list[tuple[str, str]] = []
-    for row in re.findall(r"^\s*#SBATCH[ \t]+(.*)$", text, re.MULTILINE):
+    for row in re.findall(r"^[ \t]*#SBATCH[ \t]+(.*)$", text, re.MULTILINE):
         words = row.split(" #")[0].replace("=", " ", 1).split()
         if words:
             found.append((short.get(words[0], words[0]), " ".join(words[1:])))
@@ -25,6 +26,6 @@ def slurm_variables(text: str) -> dict[str, Value]:
             values |= {"SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes}
         elif option == "--ntasks-per-node":
             values["SLURM_NTASKS_PER_NODE"] = value
-        elif option in ("--gpus-per-node", "--gres") and value.split(":")[-1].isdigit():
+        elif option in ("--gpus-per-node", "--gres") and whole(value.split(":")[-1]) is not None:
             values["SLURM_GPUS_ON_NODE"] = value.split(":")[-1]
     return values

@@ -4,57 +4,102 @@ a file beside the script, and the commands that take a path apart. `$0` is the s
 """
 
 import posixpath
-import re
 
+from plan.errors import InputError
+from plan.shell.budget import pieces
+from plan.shell.parse import parse
+from plan.shell.syntax import Heredoc
+from plan.shell.tree import Chain, Node, Pipeline, Simple
 from plan.shell.values import Value, Words
 
-CHANGE_AND_TELL = re.compile(
-    r"\s*cd\s+(?:-P\s+)?(?:--\s+)?(\$\([^()]*\)|\S+|\"[^\"]*\"|\"\$\(.*\)\")\s*(?:[12&]?>\S*\s*)*(?:&&|;)\s*pwd(?:\s+-P)?\s*$"
-)
-OF_A_PATH = re.compile(r"\s*(dirname|basename|realpath|readlink\s+-\w+)\s+(?:--\s+)?(\S.*?)\s*$")
-OF_A_FILE = re.compile(r"\s*(?:cat\s+([^\s|<>;&]+)|<\s*([^\s|<>;&]+))\s*(\|\s*xargs)?\s*$")
-OF_A_HEREDOC = re.compile(
-    r"\s*cat\s*(?:-\s*)?<<(?P<tabs>-?)[ \t]*(?P<quote>\\|'|\"|)(?P<end>\w+)(?:'|\")?[ \t]*\n"
-    r"(?P<body>(?:.*\n)?)\t*(?P=end)[ \t]*\s*$",
-    re.DOTALL,
-)
+CHARACTERS_A_STEP = 3
+"""Characters that are parsed in the time of a step."""
 
 
 def substitute(owner: Words, command: str) -> Value:
     """The output of `$(command)`; opaque when only running it would tell."""
-    words = command.split()
+    owner.budget.deeper("a $(…) inside others")
+    owner.budget.step(pieces(len(command), CHARACTERS_A_STEP))
+    try:
+        nodes = parse(command)
+    except InputError:
+        nodes = []
+    output = _output(owner, nodes)
+    owner.budget.depth -= 1
+    return owner.opaque("command", " ".join(command.split())) if output is None else output
+
+
+def _output(owner: Words, nodes: list[Node]) -> str | None:
+    if (folder := _change_and_tell(nodes)) is not None:
+        return owner.text(folder)
+    node, by_word = nodes[0] if len(nodes) == 1 else None, False
+    if isinstance(node, Pipeline) and len(node.parts) == 2 and _words(node.parts[1]) == ["xargs"]:
+        node, by_word = node.parts[0], True
+    if not isinstance(node, Simple) or node.assigns:
+        return None
+    if node.words in (["cat"], ["cat", "-"]) and len(node.heredocs) == 1 and not (node.redirects or by_word):
+        return _heredoc(owner, node.heredocs[0])
+    if (name := _file(node)) is not None:
+        text = owner.file(owner.text(name))
+        return None if text is None else " ".join(text.split()) if by_word else text.rstrip("\n")
+    return None if by_word or node.redirects or node.heredocs or not node.words else _printed(owner, node.words)
+
+
+def _words(node: Node | None) -> list[str]:
+    """The raw words of a command with nothing but words; none for any other."""
+    return node.words if isinstance(node, Simple) and not (node.assigns or node.redirects or node.heredocs) else []
+
+
+def _change_and_tell(nodes: list[Node]) -> str | None:
+    """The folder of `cd FOLDER && pwd`, as a raw word."""
+    if len(nodes) == 1 and isinstance(nodes[0], Chain) and [sign for sign, _ in nodes[0].rest] == ["&&"]:
+        nodes = [nodes[0].first, nodes[0].rest[0][1]]
+    if len(nodes) != 2 or _words(nodes[1]) not in (["pwd"], ["pwd", "-P"]):
+        return None
+    change = nodes[0]
+    if not isinstance(change, Simple) or change.assigns or change.heredocs or change.words[:1] != ["cd"]:
+        return None
+    folders = [word for word in change.words[1:] if word not in ("-P", "--")]
+    return folders[0] if len(folders) == 1 else None
+
+
+def _file(node: Simple) -> str | None:
+    """The file of `cat FILE` or `< FILE`, as a raw word."""
+    if node.heredocs:
+        return None
+    if node.words[:1] == ["cat"] and len(node.words) == 2 and not node.redirects:
+        return node.words[1]
+    if not node.words and len(node.redirects) == 1 and node.redirects[0][0] == "<":
+        return node.redirects[0][1]
+    return None
+
+
+def _printed(owner: Words, words: list[str]) -> str | None:
+    """What `pwd`, `echo`, `expr` and the commands that take a path apart print."""
+    name, *rest = words
     if words == ["pwd"]:
         return "."
-    if (path := _path(owner, command)) is not None:
-        return path
-    if match := OF_A_HEREDOC.match(command):
-        return _heredoc(owner, match)
-    if match := OF_A_FILE.match(command):
-        text = owner.file(owner.text(match.group(1) or match.group(2)))
-        if text is not None:
-            return " ".join(text.split()) if match.group(3) else text.rstrip("\n")
-    if words[:1] == ["echo"] and not any(sign in command for sign in "|;&<>"):
-        return " ".join(" ".join(owner.fields(word)) for word in words[1:] if word != "-n")
-    if words[:1] == ["expr"]:
-        return owner.arithmetic(" ".join(words[1:]).replace("\\*", "*"))
-    return owner.opaque("command", " ".join(words))
-
-
-def _heredoc(owner: Words, match: re.Match[str]) -> str:
-    """The body as `$(cat <<END … END)` gives it, with variables filled in unless END was quoted."""
-    body = re.sub(r"^\t+", "", match["body"], flags=re.MULTILINE) if match["tabs"] else match["body"]
-    return (body if match["quote"] else owner.heredoc(body)).rstrip("\n")
-
-
-def _path(owner: Words, command: str) -> str | None:
-    if match := CHANGE_AND_TELL.match(command):
-        return owner.text(match.group(1))
-    match = OF_A_PATH.match(command)
-    if not match or any(sign in match.group(2) for sign in "|;&<>"):
+    if name == "echo":
+        return " ".join(field for word in rest if word != "-n" for field in owner.fields(word) or [""])
+    if name == "expr":
+        return owner.arithmetic(" ".join(rest).replace("\\*", "*"))
+    if name == "readlink" and rest[:1] and rest[0].startswith("-"):
+        rest = rest[1:]
+    elif name not in ("dirname", "basename", "realpath"):
         return None
-    name, path = match.group(1), owner.text(match.group(2))
+    rest = rest[1:] if rest[:1] == ["--"] else rest
+    return _of_path(owner, name, rest[0]) if len(rest) == 1 else None
+
+
+def _of_path(owner: Words, name: str, word: str) -> str | None:
+    path = owner.text(word)
     if owner.why(path) or " " in path:
         return None
     if name == "dirname":
         return posixpath.dirname(path) or "."
     return posixpath.basename(path) if name == "basename" else path
+
+
+def _heredoc(owner: Words, doc: Heredoc) -> str:
+    """The body as `$(cat <<END … END)` gives it, with variables filled in unless END was quoted."""
+    return (doc.body if doc.quoted else owner.heredoc(doc.body)).rstrip("\n")

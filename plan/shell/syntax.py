@@ -40,6 +40,8 @@ OPERATORS = (
     "<",
     ">",
 )
+MAXIMUM_LENGTH = 200_000
+MAXIMUM_NESTING = 60
 REDIRECTIONS = frozenset({"&>>", "<<<", "&>", ">>", ">&", "<&", ">|", "<>", "<", ">"})
 ARRAY_OPEN = re.compile(r"[A-Za-z_]\w*\+?=$")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=(.*)$", re.DOTALL)
@@ -74,6 +76,19 @@ class Lexer:
         self.at = 0
         self.line = 1
         self.pending: list[Heredoc] = []
+        self.depth = 0
+        if len(self.text) > MAXIMUM_LENGTH:
+            raise InputError(
+                f"the script has {len(self.text):,} characters, more than the {MAXIMUM_LENGTH:,} that are read"
+            )
+
+    def deeper(self) -> None:
+        """One bracket or quote inside another; who opened it takes it off `depth` again."""
+        self.depth += 1
+        if self.depth > MAXIMUM_NESTING:
+            raise InputError(
+                f"line {self.line}: brackets and quotes nest {self.depth} deep; at most {MAXIMUM_NESTING} are read"
+            )
 
     def tokens(self) -> list[Token]:
         """All tokens, ending with one of kind "end"."""
@@ -152,7 +167,7 @@ class Lexer:
             if char in "<>" and self.text.startswith("(", self.at + 1) and self.at == start:
                 pieces.append(char)
                 self.at += 1
-                pieces.append(self._balanced("(", ")"))
+                pieces.append(self.balanced("(", ")"))
                 continue
             if char in " \t\n;&|()<>":
                 break
@@ -174,7 +189,7 @@ class Lexer:
             return self._take(end + 1 - self.at)
         if char == "$" and self.text.startswith(("$(", "${"), self.at):
             self.at += 1
-            return "$" + (self._balanced("(", ")") if self.text[self.at] == "(" else self._balanced("{", "}"))
+            return "$" + (self.balanced("(", ")") if self.text[self.at] == "(" else self.balanced("{", "}"))
         return self._take(1)
 
     def _take(self, count: int) -> str:
@@ -191,17 +206,20 @@ class Lexer:
 
     def _quoted_double(self) -> str:
         opened = self.line
+        self.deeper()
         pieces = [self._take(1)]
         while self.at < len(self.text):
             char = self.text[self.at]
             if char == '"':
+                self.depth -= 1
                 return "".join([*pieces, self._take(1)])
             pieces.append(self._take(1) if char == "'" else self._element(char))
         raise InputError(f'line {opened}: the " opened here is never closed')
 
-    def _balanced(self, opening: str, closing: str) -> str:
+    def balanced(self, opening: str, closing: str) -> str:
         """From an opening bracket to its partner, quotes respected."""
         opened, depth = self.line, 0
+        self.deeper()
         pieces: list[str] = []
         while self.at < len(self.text):
             char = self.text[self.at]
@@ -209,11 +227,12 @@ class Lexer:
             plain = char in (opening, closing)
             pieces.append(self._take(1) if plain else self._element(char))
             if depth == 0:
+                self.depth -= 1
                 return "".join(pieces)
         raise InputError(f"line {opened}: the {opening} opened here is never closed")
 
     def _arithmetic_command(self) -> str:
-        body = self._balanced("(", ")")
+        body = self.balanced("(", ")")
         return body[2:-2]
 
     def _heredoc(self, operator: str, line: int) -> Token:
@@ -244,6 +263,14 @@ class Lexer:
                 lines.append(row)
             doc.body = "\n".join(lines) + "\n"
         self.pending = []
+
+
+def bracketed(text: str, start: int, opening: str, closing: str) -> int:
+    """The place after the partner of the bracket at `start` of a raw word, quotes respected."""
+    lexer = Lexer("")
+    lexer.text, lexer.at = text, start
+    lexer.balanced(opening, closing)
+    return lexer.at
 
 
 KEYWORDS = frozenset({"for", "if", "then", "elif", "else", "while", "until", "do", "!", "{", "time"})

@@ -9,9 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from plan.shell.opaque import OPAQUE, Kind, Opaque, shown
+from plan.shell.budget import Budget
+from plan.shell.opaque import OPAQUE, Kind, Opaque, marker, number_of, shown
 
 Value = str | list[str]
+OPAQUE_BYTES = 300
+"""What the record of one unknown value takes."""
 SHELL_OWN = frozenset({"RANDOM", "SECONDS", "HOSTNAME", "PWD", "HOME", "USER", "UID", "PPID"})
 """Variables the shell itself sets: known to exist, not known in value."""
 
@@ -21,9 +24,10 @@ class Values:
     """The variables of a script as it is walked; `used` names those that values were made from."""
 
     variables: dict[str, Value] = field(default_factory=dict)
-    opaques: list[Opaque] = field(default_factory=list)
+    opaques: dict[Opaque, int] = field(default_factory=dict)
+    """What is unknown, numbered."""
     used: set[str] = field(default_factory=set)
-    notes: list[str] = field(default_factory=list)
+    notes: dict[str, None] = field(default_factory=dict)
     tested: list[Opaque] = field(default_factory=list)
     """Why the conditions of the current command are unknown."""
     maps: set[str] = field(default_factory=set)
@@ -32,6 +36,7 @@ class Values:
     """Whether `set -u` is on."""
     unread: str = ""
     """A sourced file that nobody could read, as a sentence: what it defines is unknown."""
+    budget: Budget = field(default_factory=Budget)
     file: Callable[[str], str | None] = lambda name: None
     """The text of a file by the name the script uses, where it is known."""
     name: str = "./script.sh"
@@ -41,24 +46,32 @@ class Values:
         """A marker string standing for an unknown value."""
         entry = Opaque(kind, detail, beside)
         if entry not in self.opaques:
-            self.opaques.append(entry)
-        return f"\ue000{self.opaques.index(entry)}\ue001"
+            self.budget.take(OPAQUE_BYTES + len(detail))
+            self.opaques[entry] = len(self.opaques)
+        return marker(self.opaques[entry])
 
     def why(self, text: str) -> list[Opaque]:
         """The reasons a string is not fully known, in order; empty when it is."""
-        return [self.opaques[int(number)] for number in OPAQUE.findall(text)]
+        found = dict.fromkeys(OPAQUE.findall(text))
+        if not found:
+            return []
+        entries = list(self.opaques)
+        self.budget.step(len(found))
+        return [entries[number_of(digits)] for digits in found]
 
     def show(self, text: str) -> str:
         """The string as a user may read it: unknown parts as `$NAME` or `<command>`."""
-        return OPAQUE.sub(lambda m: shown(self.opaques[int(m.group(1))]), text)
+        entries = list(self.opaques) if OPAQUE.search(text) else []
+        return OPAQUE.sub(lambda match: shown(entries[number_of(match[1])]), text)
 
     def read(self, name: str) -> Value:
         """Value of a variable, opaque when unset."""
+        self.budget.step()
         self.used.add(name)
         if name in self.variables:
             return self.variables[name]
         if name in "@*":
-            self.notes.append("extra arguments of the script ($@) are taken as none")
+            self.notes["extra arguments of the script ($@) are taken as none"] = None
             return []
         if name == "#":
             return str(len(self.variables.get("@", [])))

@@ -18,7 +18,6 @@ from plan.program import STREAMS
 from plan.timeline import Timeline
 from plan.timeline.skew import split
 
-SOURCES = ("predicted", "measured")
 Event = dict[str, Any]
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plan.errors import InputError
-from plan.timeline.rows import COLUMNS, DTYPES, WORDS, Clock, Header, Timeline
+from plan.files import chunks_of
+from plan.nearest import did_you_mean, shown
+from plan.timeline.rows import COLUMNS, DTYPES, Timeline
+from plan.timeline.scanning import Scanner
 
 FORMAT = "windtunnel-timeline"
 VERSION = 1
+KEYS = ("format", "version", "header", "words", "columns")
 
 
 def save(timeline: Timeline, path: str | Path) -> None:
@@ -48,51 +51,53 @@ def _plain(column: NDArray[Any]) -> list[Any]:
 
 
 def load(path: str | Path) -> Timeline:
-    """Read what `save` wrote. Raises InputError when the file is missing, damaged, of another format or internally
-    inconsistent.
+    """Read what `save` wrote, as a stream of at most `plan.files.most_bytes()`. Raises InputError when the file is
+    missing, damaged, too long, of another format or internally inconsistent.
     """
-    try:
-        with gzip.open(path, "rb") as stream:
-            content = json.loads(stream.read())
-    except FileNotFoundError:
-        raise InputError(f"timeline {path} does not exist") from None
-    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
-        raise InputError(f"timeline {path} is not a gzipped JSON file: {error}") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT or content.get("version") != VERSION:
-        found = content.get("format") if isinstance(content, dict) else type(content).__name__
+    from plan.timeline.schema import column_problems, header_of  # pydantic, where there is something to read
+
+    content = _content(Scanner(chunks_of(Path(path), packed=True), f"timeline {path}"))
+    if content.get("format") != FORMAT or content.get("version") != VERSION:
         raise InputError(
-            f"{path} holds {found!r}; expected format {FORMAT!r} version {VERSION}, as `windtunnel train` writes it"
+            f"{path} holds {shown(content.get('format'))} version {shown(content.get('version'))}; expected format "
+            f"{FORMAT!r} version {VERSION}, as `windtunnel train` writes it"
         )
-    try:
-        columns = {name: np.asarray(content["columns"][name], dtype=DTYPES[name]) for name in COLUMNS}
-        timeline = Timeline(_header_of(content["header"]), columns, tuple(content["words"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"timeline {path} is damaged: {error!r}") from None
-    problems = list(_problems(timeline))
+    header = header_of(content.get("header"), f"timeline {path}")
+    words, columns = content.get("words"), content.get("columns")
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise InputError(f"timeline {path} has no list of words")
+    problems = list(column_problems(columns or {}, len(words)))
+    if not problems:
+        stored = {name: columns[name].astype(DTYPES[name]) for name in COLUMNS}
+        timeline = Timeline(header, stored, tuple(words))
+        problems = list(_problems(timeline))
     if problems:
         raise InputError(f"timeline {path} {problem}" for problem in problems)
     return timeline
 
 
-def _header_of(raw: Mapping[str, Any]) -> Header:
-    values = dict(raw)
-    values["clocks"] = {int(rank): Clock(**clock) for rank, clock in values["clocks"].items()}
-    values["groups"] = {role: tuple(tuple(ranks) for ranks in groups) for role, groups in values["groups"].items()}
-    values["stands_for"] = {int(rank): tuple(ranks) for rank, ranks in values["stands_for"].items()}
-    values["steps"], values["step_times_s"] = tuple(values["steps"]), tuple(values["step_times_s"])
-    return Header(**values)
+def _content(scanner: Scanner) -> dict[str, Any]:
+    """The keys of a file, columns as arrays."""
+    content: dict[str, Any] = {}
+    for key in scanner.fields():
+        known = key in ("format", "version", "header", "words")
+        content[key] = scanner.value() if known else _columns(scanner, key)
+    scanner.end()
+    return content
+
+
+def _columns(scanner: Scanner, key: str) -> dict[str, NDArray[Any]]:
+    if key != "columns":
+        raise InputError(f"{scanner.where} has an unknown key {shown(key)}; {did_you_mean(key, KEYS)}")
+    columns = {}
+    for name in scanner.fields():
+        if name not in COLUMNS:
+            raise InputError(f"{scanner.where} has an unknown column {shown(name)}; {did_you_mean(name, COLUMNS)}")
+        columns[name] = scanner.numbers()
+    return columns
 
 
 def _problems(timeline: Timeline) -> Iterator[str]:
-    lengths = {name: len(column) for name, column in timeline.columns.items()}
-    if len(set(lengths.values())) > 1:
-        yield f"has columns of different lengths: {lengths}"
-        return
-    for name in WORDS:
-        codes = timeline.columns[name]
-        if len(codes) and (codes.min() < 0 or codes.max() >= len(timeline.words)):
-            yield f"column {name} names words outside its table of {len(timeline.words)}"
-            return
     start, end = timeline.columns["start_s"], timeline.columns["end_s"]
     wrong = np.flatnonzero(~(start <= end))
     if len(wrong):

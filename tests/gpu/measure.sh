@@ -16,7 +16,7 @@ done
 stamp tests
 timeout 120 python3 -m pytest tests/gpu/test_one_gpu.py -m gpu -q -s --tb=short --timeout 200 -p no:cacheprovider 2>&1 | tail -90 | tee "$OUT/tests.txt"
 [ "${SKIP_PROFILE:-}" ] || stamp profile
-[ "${SKIP_PROFILE:-}" ] || timeout 190 python3 -m calibration.calibrate_cuda --base h200-published --output "$OUT/h200-measured.yaml" 2>&1 | tail -12
+[ "${SKIP_PROFILE:-}" ] || timeout 190 python3 -m windtunnel calibrate --device cuda --base h200-published --output "$OUT/h200-measured.yaml" 2>&1 | tail -12
 stamp forecasts
 for model in large small; do
   python3 -m windtunnel forecast "examples/h200-llama-$model.yaml" --set "cluster.profile=$OUT/h200-measured.yaml" --json > "$OUT/forecast-$model.json"

@@ -3,16 +3,7 @@
 import pytest
 import torch
 
-from kernels.crossentropy import (
-    RowConfig,
-    RowStatistics,
-    check_targets,
-    cross_entropy,
-    exp_target,
-    row_max,
-    row_statistics,
-)
-from kernels.launch import KernelArgumentError
+from kernels.crossentropy import RowConfig, RowStatistics, cross_entropy, exp_target, row_max
 from kernels.linear_crossentropy import linear_cross_entropy, linear_cross_entropy_reference
 from tests.kernels.fidelity import DEVICE, EXP_UNITS, assert_faithful, error, randn
 
@@ -82,8 +73,6 @@ def test_targets_outside_the_vocabulary():  # bug 10
     assert not bool(loss[1:].any())
     assert not bool(gradient[1:].any())
     assert not bool(gradient[:, vocab:].any())
-    with pytest.raises(KernelArgumentError, match=r"target\[1\] is 100; accepted: 0 … 99, or -100 to ignore"):
-        check_targets(target, vocab)
 
 
 def test_minus_infinity_logits_and_nan_rows():  # bug 19
@@ -116,13 +105,9 @@ def test_split_vocabulary(shards):
     width = padded // shards
     parts = [logits[:, i * width : (i + 1) * width].contiguous() for i in range(shards)]
     at = [{"vocab_first": i * width, "vocab_size": vocab} for i in range(shards)]
-    one_pass = [row_statistics(part, target, **where) for part, where in zip(parts, at, strict=True)]
     top = torch.stack([row_max(part, **where) for part, where in zip(parts, at, strict=True)]).amax(0)
-    two_pass = [exp_target(part, top, target, **where) for part, where in zip(parts, at, strict=True)]
-    others = sum(s.others * torch.exp(s.row_max - top) for s in one_pass)
-    torch.testing.assert_close(others, sum(o for o, _ in two_pass))
-    stats = RowStatistics(top, others, sum(s.target_logit for s in one_pass))
-    torch.testing.assert_close(stats.target_logit, sum(t for _, t in two_pass))
+    sums = [exp_target(part, top, target, **where) for part, where in zip(parts, at, strict=True)]
+    stats = RowStatistics(top, *(sum(parts) for parts in zip(*sums, strict=True)))
     for i, (part, where) in enumerate(zip(parts, at, strict=True)):
         loss, gradient = cross_entropy(part, target, stats=stats, row_weight=upstream, **where)
         assert error(loss, exact[0]) < 1e-5

@@ -110,7 +110,7 @@ def launches(launched, monkeypatch):
     monkeypatch.setattr(launch, "_DIRECT", {})
 
     def make(*numbers, grid=(5,), copied=()):
-        return launch.Launch(launch.direct, kernel, grid, numbers, {"BLOCK": 16, "num_warps": 4}, copied)
+        return launch.Launch(kernel, grid, numbers, {"BLOCK": 16, "num_warps": 4}, copied)
 
     return kernel, make
 
@@ -199,16 +199,15 @@ def test_a_tensor_without_memory_is_refused_however_often_its_like_was_launched(
             with pytest.raises(launch.KernelArgumentError, match="argument 1 holds no memory"):
                 call((X, bad))
             with pytest.raises(launch.KernelArgumentError, match="argument 1 holds no memory"):
-                launch.start(launch.direct, kernel, (5,), (X, bad), (64, 0.5), {"BLOCK": 16, "num_warps": 4})
+                launch.start(kernel, (5,), (X, bad), (64, 0.5), {"BLOCK": 16, "num_warps": 4})
 
 
-def test_a_compiler_s_launch_goes_through_it(launches):
-    kernel, _ = launches
-    seen = []
-    call = launch.Launch(lambda k: seen.append(k) or k, kernel, (5,), (64,), {"BLOCK": 16, "num_warps": 4})
+def test_a_compiler_s_launch_goes_through_triton(launches, monkeypatch):
+    kernel, make = launches
+    monkeypatch.setattr(launch, "is_compiling", lambda: True)
+    call = make(64)
     for _ in range(3):
         call((X, None), (0.5,))
-    assert seen == [kernel] * 3
     assert [c[0] for c in kernel.compiled] == [(5, 1, 1)] * 3
     assert not kernel.direct
 

@@ -1,13 +1,11 @@
 """The references of the kernels' files are the specification: their backwards are the gradients of their forwards
 (fp64 gradcheck)."""
 
-import pytest
 import torch
 from torch.autograd import Function, gradcheck
 
-from kernels import activations, attention, norms, rotary
+from kernels import activations, norms, rotary
 from kernels.crossentropy import cross_entropy
-from kernels.launch import KernelArgumentError
 from kernels.linear_crossentropy import linear_cross_entropy, linear_cross_entropy_reference, rows_per_chunk
 from kernels.random import NO_DROPOUT, Dropout
 
@@ -94,61 +92,6 @@ def test_losses():
     ours = linear_cross_entropy(x.detach(), w.detach(), target, scale=0.3, row_weight=weight, chunk_rows=3)
     for a, b in zip(ours, linear_cross_entropy_reference(x, w, target, 0.3, weight), strict=True):
         torch.testing.assert_close(a, b)
-
-
-def test_attention():
-    for causal in (True, False):
-        for backend in ("cpu", "unfused"):
-
-            def forward(q, k, v, causal=causal, backend=backend):
-                return attention.attention_forward(q, k, v, causal=causal, backend=backend).out
-
-            def backward(grads, q, k, v, causal=causal, backend=backend):
-                done = attention.attention_forward(q, k, v, causal=causal, backend=backend)
-                return attention.attention_backward(grads[0], q, k, v, done, causal=causal)
-
-            assert gradcheck(
-                paired(forward, backward), (leaf(1, 4, 3, 4), leaf(1, 2, 3, 4, seed=1), leaf(1, 2, 3, 4, seed=2))
-            )
-
-
-def test_attention_passes_over_a_backend_that_refuses(monkeypatch):
-    q = torch.randn(1, 2, 3, 4)
-
-    def refuse(*_):
-        raise RuntimeError("no such engine\nfor this shape")
-
-    monkeypatch.setitem(attention._BACKENDS, "cpu", (refuse, refuse))
-    monkeypatch.setattr(attention, "_REFUSED", {})
-    done = attention.attention_forward(q, q, q)
-    assert done.backend == "unfused"
-    assert attention.refusals() == {("cpu", "cpu", torch.float32, (2, 3, 4), (2, 3, 4), True): "no such engine"}
-    torch.testing.assert_close(done.out, torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True))
-
-
-def test_attention_does_not_hide_a_lost_device(monkeypatch):
-    def lost(*_):
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    monkeypatch.setitem(attention._BACKENDS, "cpu", (lost, lost))
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        attention.attention_forward(*[torch.randn(1, 2, 3, 4)] * 3)
-
-
-def test_attention_without_keys_or_width():
-    q, none = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 0, 4)
-    assert attention.attention_forward(q, none, none, causal=False).backend == "unfused"
-    with pytest.raises(KernelArgumentError, match="head_dim"):
-        attention.attention_forward(q[..., :0], q[..., :0], q)
-
-
-def test_attention_preference_names_cudnn_first_on_hopper(monkeypatch):
-    device = torch.device("cuda", 0)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    assert attention.preference(device) == ("cudnn", "flash", "efficient", "unfused")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    assert attention.preference(device)[0] == "flash"
-    assert attention.preference(torch.device("cpu")) == ("cpu", "unfused")
 
 
 def test_chunks_of_the_head():

@@ -6,7 +6,7 @@ import torch
 
 from kernels import activations, crossentropy, linear_crossentropy, norms, residual, rotary
 from kernels.launch import KernelArgumentError
-from kernels.random import Dropout, keep_mask
+from kernels.random import Dropout
 from kernels.reference_layer import Mask, add
 
 X, Y = (torch.randn(3, 8, generator=torch.Generator().manual_seed(s)) for s in range(2))
@@ -90,24 +90,3 @@ def test_exactly_over_an_input_and_into_halves_of_one_buffer():
 def test_columns_in_any_order_go_to_the_reference():
     scattered = mask(torch.arange(0, 16, 2), None)
     assert torch.equal(residual.residual_forward(X, Y, None, scattered), add(X, Y, None, scattered))
-
-
-def test_a_dropped_branch_gets_the_gradient_of_what_was_kept():
-    """dx is not dresidual: the mask and its scale are in one of them alone."""
-    from kernels import functional
-
-    x, skip, weight = X.clone().requires_grad_(), Y.clone().requires_grad_(), W.clone().requires_grad_()
-    y, stream = functional.rms_norm(x, weight, eps=1e-5, residual=skip, dropout=DROP)
-    (y.square().sum() + stream.sum()).backward()
-    kept = keep_mask(DROP, 3, 8)
-    torch.testing.assert_close(x.grad, torch.where(kept, skip.grad * DROP.scale, 0.0))
-
-
-@pytest.mark.parametrize("dropped", [False, True])
-def test_the_bias_of_a_residual_add_sums_over_rows(dropped):
-    from kernels import functional_flat
-
-    bias, z = W.clone().requires_grad_(), Y.clone().requires_grad_()
-    options = {"dropout": DROP} if dropped else {}
-    (functional_flat.residual_add(X, z, bias, **options) * torch.arange(24.0).view(3, 8)).sum().backward()
-    torch.testing.assert_close(bias.grad, z.grad.sum(0))

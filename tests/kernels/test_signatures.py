@@ -14,67 +14,66 @@ from kernels.reference_layer import Mask
 
 def test_what_is_derived_is_remembered_by_signature_and_flags():
     derived = []
-    find = launch.checked_once(lambda launcher, *arguments: derived.append(arguments) or len(derived))
+    find = launch.checked_once(lambda *arguments: derived.append(arguments) or len(derived))
     x, wide = torch.zeros(4, 4), torch.zeros(4, 8)
     variants = [  # tensors, flag
         ((x, None), 1), ((x, None), 2), ((None, x), 1), ((x, x), 1), ((x.double(), None), 1), ((x[:2], None), 1),
         ((wide[:, :4], None), 1), ((x.t(), None), 1), ((x.to("meta"), None), 1), ((x, None), [1]), ((x, 5), 1),
     ]  # fmt: skip
     for expected, (tensors, flag) in enumerate(variants, 1):
-        assert find(launch.direct, tensors, flag) == expected
+        assert find(tensors, flag) == expected
     for expected, (tensors, flag) in enumerate(variants[:9], 1):
         again = [
             t if t is None else torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
             for t in tensors
         ]
-        assert find(launch.direct, tuple(again), flag) == expected
-    assert find(launch.direct, *variants[9]) == 12  # what has no hash, or is no tensor, is checked every time
-    assert find(launch.direct, *variants[10]) == 13
+        assert find(tuple(again), flag) == expected
+    assert find(*variants[9]) == 12  # what has no hash, or is no tensor, is checked every time
+    assert find(*variants[10]) == 13
 
 
 def test_what_raises_is_never_remembered():
-    def derive(launcher, x):
+    def derive(x):
         if x.dtype is not torch.float32:
             raise ValueError("dtype")
         return "good"
 
     find = launch.checked_once(derive)
     for _ in range(3):
-        assert find(launch.direct, (torch.zeros(2),)) == "good"
+        assert find((torch.zeros(2),)) == "good"
         with pytest.raises(ValueError, match="dtype") as caught:
-            find(launch.direct, (torch.zeros(2).double(),))
+            find((torch.zeros(2).double(),))
         assert caught.value.__context__ is None
 
 
 def test_a_compiler_and_a_subclass_of_tensors_derive_each_time(monkeypatch):
     derived = []
-    find = launch.checked_once(lambda launcher, *arguments: derived.append(arguments) or len(derived))
+    find = launch.checked_once(lambda *arguments: derived.append(arguments) or len(derived))
     x = torch.zeros(2)
-    assert [find(str, (x,)) for _ in range(2)] == [1, 2]
     with monkeypatch.context() as patch:
         patch.setattr(launch, "is_compiling", lambda: True)
-        assert [find(launch.direct, (x,)) for _ in range(2)] == [3, 4]
+        assert [find((x,)) for _ in range(2)] == [1, 2]
 
     class Other(torch.Tensor):
         pass
 
-    assert [find(launch.direct, (x.as_subclass(Other),)) for _ in range(2)] == [5, 6]
-    assert [find(launch.direct, (t,)) for t in (x, torch.nn.Parameter(x))] == [7, 7]
+    assert [find((x.as_subclass(Other),)) for _ in range(2)] == [3, 4]
+    assert [find((t,)) for t in (x, torch.nn.Parameter(x))] == [5, 5]
 
 
 def test_the_memory_of_signatures_is_bounded_and_can_be_emptied(monkeypatch):
     derived = []
-    find = launch.checked_once(lambda launcher, x: derived.append(x))
+    find = launch.checked_once(lambda x: derived.append(x))
     monkeypatch.setattr(launch, "REMEMBERED", 3)
     for size in range(10):
-        find(launch.direct, (torch.zeros(size),))
-    find(launch.direct, (torch.zeros(9),))
+        find((torch.zeros(size),))
+    find((torch.zeros(9),))
     assert len(derived) == 10
     assert len(launch._SIGNATURES[-1]) <= 3
     monkeypatch.setattr(launch, "_DIRECT", {})
     launch.forget()
     assert not any(launch._SIGNATURES)
-    find(launch.direct, (torch.zeros(9),))
+    find((torch.zeros(9),))
     assert len(derived) == 11
 
 
@@ -138,7 +137,6 @@ CALLS = {
             x, target, row_weight=weight, stats=crossentropy.RowStatistics(a, b, c), out=out
         ), (X, TARGET, ROWS, ROWS, ROWS, ROWS, X),
     ),
-    "row statistics": (crossentropy.row_statistics, (X, TARGET)),
     "row maximum": (crossentropy.row_max, (X,)),
     "exp target": (crossentropy.exp_target, (X, ROWS, TARGET)),
     "adamw": (

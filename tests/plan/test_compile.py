@@ -10,9 +10,10 @@ import pytest
 
 from plan.compile import compile_run, coordinates
 from plan.errors import InputError
+from plan.layout import layout
 from plan.program import RankProgram, StepProgram, expand, label
 from plan.prove import prove
-from plan.run import Run
+from plan.run import Run, load
 
 Tiny = Callable[..., Run]
 GPT = {"layers": 4, "hidden": 64, "heads": 4, "ffn": 256, "vocab": 256, "seq_length": 32, "vocab_multiple": 16}
@@ -248,7 +249,7 @@ OPTIONS: list[dict[str, object]] = [
 @pytest.mark.parametrize("implementation", ["windtunnel", "megatron", "deepspeed"])
 @pytest.mark.parametrize("alone", ALONE)
 def test_units_alone_on_their_chunks_compile_and_prove(tiny: Tiny, alone: str, implementation: str) -> None:
-    """Nothing but a gather may read the gradient that reaches the embedding: its slot is free when the gather is over."""
+    """Nothing but a gather may read the gradient that reaches the embedding: when it is over, the slot is free."""
     base = {"implementation": implementation, "tensor_parallel": 2, "pipeline_parallel": 2, "sequence_parallel": True}
     for model, option in list(product(MODELS, OPTIONS))[::2]:  # each option with every other model, and back
         plan = {"global_batch_size": 6, "zero_stage": 0, **base, **ALONE[alone], **option}
@@ -256,3 +257,15 @@ def test_units_alone_on_their_chunks_compile_and_prove(tiny: Tiny, alone: str, i
         with suppress(InputError):  # DeepSpeed computes its loss in one piece and interleaves nothing
             run = tiny(model=model | {"layers": layers}, plan=plan)
             prove(compile_run(run))
+
+
+@pytest.mark.parametrize(
+    ("model", "degrees"), [("llama-3-405b", (8, 16, 8)), ({**GPT, "layers": 14}, (2, 2, 8))], ids=["llama-405b", "gpt"]
+)
+def test_one_unit_a_chunk_as_llama_3_405b_was_trained(model: Any, degrees: tuple[int, int, int]) -> None:
+    """Dubey et al. 2024 (arXiv 2407.21783): embedding and head count as layers, 126 + 2 units on 16 · 8 chunks."""
+    t, p, v = degrees
+    plan = {"tensor_parallel": t, "sequence_parallel": True, "pipeline_parallel": p, "virtual_pipeline": v}
+    run = load({"model": model, "cluster": "cpu", "plan": plan | {"global_batch_size": p}})
+    assert {len(chunk) for stage in layout(run.model, run.plan) for chunk in stage} == {1}
+    prove(compile_run(run))

@@ -95,7 +95,10 @@ chunked = st.fixed_dictionaries(
 
 @quickly
 @given(chunked, st.booleans())
-def test_a_chunked_loss_waits_for_its_weights(plan: dict[str, Any], tied: bool) -> None:
+def test_a_chunked_loss_waits_for_its_weights(
+    soak_count: Callable[..., None], plan: dict[str, Any], tied: bool
+) -> None:
+    soak_count("random plans compiled and proved")
     program = compiled(plan, tied)
     prove(program)
     prove_expanded(program)
@@ -103,7 +106,8 @@ def test_a_chunked_loss_waits_for_its_weights(plan: dict[str, Any], tied: bool) 
 
 @quickly
 @given(plans, st.booleans())
-def test_whatever_compiles_proves(plan: dict[str, Any], tied: bool) -> None:
+def test_whatever_compiles_proves(soak_count: Callable[..., None], plan: dict[str, Any], tied: bool) -> None:
+    soak_count("random plans compiled and proved")
     program = compiled(plan, tied)
     prove(program)
     prove_expanded(program)
@@ -168,8 +172,13 @@ def refused(check: Callable[[], None]) -> str | None:
 @quickly
 @given(plans, st.booleans(), st.sampled_from(EDITS), st.data())
 def test_edits_are_judged_as_the_plain_proofs_judge_them(
-    plan: dict[str, Any], tied: bool, change: Callable[[Draw, StepProgram, int], StepProgram], data: st.DataObject
+    soak_count: Callable[..., None],
+    plan: dict[str, Any],
+    tied: bool,
+    change: Callable[[Draw, StepProgram, int], StepProgram],
+    data: st.DataObject,
 ) -> None:
+    soak_count("edited programs")
     program = compiled(plan, tied)
     edited = change(data.draw, program, data.draw(st.integers(0, len(program.classes) - 1)))
     fast = refused(lambda: prove_storage(edited))

@@ -2,7 +2,6 @@
 else. Here some dozens, under `make soak` as many as give 5,000 accepted plans; what was counted is told at the end.
 """
 
-import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +15,11 @@ from plan.prove import prove
 from plan.prove.expanded import prove_expanded
 from plan.run import Run, load
 from tests.draws import KEYS, LATER, SHAPE, VALUES, draw, values
+from tests.soak import soaking
 from tests.windtunnel.flights import profile_file
 from windtunnel import api
 
-SOAK = bool(os.environ.get("WINDTUNNEL_SOAK"))
+SOAK = soaking()
 SLICES, ACCEPTED = (25, 200) if SOAK else (2, 15)
 APART = 100_000  # numbers of one slice
 
@@ -30,11 +30,13 @@ def test_every_key_is_drawn() -> None:
     assert (set(VALUES) | set(LATER) | SHAPE) - set(KEYS) == set()
 
 
+@pytest.mark.scaled
+@pytest.mark.scaled
 def test_every_key_stands_in_a_plan_that_is_accepted() -> None:
     """Under `make soak` at every value but those that are not forecast yet."""
     wanted = {(key, str(value)) for key in KEYS for value in values(key) if value not in LATER.get(key, [])}
     missing, number = wanted if SOAK else {(key, "") for key in KEYS}, 0
-    while missing and number < (20_000 if SOAK else 2_000):
+    while missing and number < 4_000:
         raw = draw(number)
         number += 1
         said = {(key, str(value) if SOAK else "") for key, value in _stated(raw)}
@@ -69,10 +71,12 @@ def cpu_profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return profile_file(tmp_path_factory.mktemp("profile") / "cpu.yaml")
 
 
+@pytest.mark.scaled
+@pytest.mark.scaled
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(SLICES))
 def test_a_drawn_run_is_refused_or_sound(
-    part: int, cpu_profile: Path, record_property: Callable[[str, object], None]
+    part: int, cpu_profile: Path, soak_count: Callable[[str, int], None]
 ) -> None:
     verdicts: Counter[str] = Counter()
     number = part * APART
@@ -84,7 +88,7 @@ def test_a_drawn_run_is_refused_or_sound(
             raise
         number += 1
     for verdict, count in verdicts.items():
-        record_property(f"drawn plans, {verdict}", count)
+        soak_count(f"drawn plans {verdict}", count)
 
 
 def _judged(number: int, cpu_profile: Path) -> list[str]:

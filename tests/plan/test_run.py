@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,11 @@ def test_which_steps_are_recorded(train: Train, recorded: list[int]) -> None:
     assert [step for step in range(train.steps) if train.records(step)] == recorded
 
 
+def test_a_cpu_records_as_many_steps_as_the_gate_wants() -> None:
+    run = load({"model": "gpt2-124m", "cluster": "cpu", "plan": {}, "train": {"steps": 60}})
+    assert [step for step in range(60) if run.records(step)] == list(range(36, 60))
+
+
 degree = st.sampled_from([1, 2, 3, 4, 8])
 
 
@@ -332,7 +338,8 @@ def test_a_resolved_run_loads_to_an_equal_run(raw: dict[str, Any]) -> None:
     ),
     st.sampled_from(["model", "cluster", "plan", "optimizer", "train", "data", "checkpoint", "budget"]),
 )
-def test_no_value_whatever_gives_a_traceback(value: Any, section: str) -> None:
+def test_no_value_whatever_gives_a_traceback(soak_count: Callable[..., None], value: Any, section: str) -> None:
+    soak_count("fuzzed inputs")
     try:
         load({**BASE, section: value})
     except InputError as error:
@@ -341,7 +348,10 @@ def test_no_value_whatever_gives_a_traceback(value: Any, section: str) -> None:
 
 
 @given(st.sampled_from(["model", "plan", "optimizer", "train"]), st.data())
-def test_no_value_in_a_known_key_gives_a_traceback(section: str, data: st.DataObject) -> None:
+def test_no_value_in_a_known_key_gives_a_traceback(
+    soak_count: Callable[..., None], section: str, data: st.DataObject
+) -> None:
+    soak_count("fuzzed inputs")
     keys = load(BASE).to_dict()[section]
     key = data.draw(st.sampled_from(sorted(keys)))
     value = data.draw(

@@ -30,13 +30,14 @@ def test_the_smaller_a100_is_priced_as_the_larger_one() -> None:
     assert "1555 GB/s here and 2039 GB/s there" in text
     assert "forecast too fast, by up to 31%" in text
     assert "peak" not in text  # both have 312
+    assert "a card holds 39.39 GiB here and 79.15 there (0.50)" in text
 
 
 def test_another_generation_has_another_peak() -> None:
     (text,) = said("dgx-a100-80gb", "h100")
     assert "forecast too slow" not in text
     assert "forecast too fast, by up to 64%" in text
-    assert "the bf16 peak is 312 TFLOP/s here and 989.4 there" in text
+    assert "the bf16 peak is 312 TFLOP/s here and 989.4 there (0.32)" in text
 
 
 @pytest.mark.parametrize(

@@ -37,14 +37,16 @@ def test_losses_equal_the_cpu_reference_to_bf16_tolerance(model: dict[str, Any],
     assert executor.storage.allocated() == 0
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_host_steps_as_the_device_does(precision: str) -> None:
-    """Optimizer state in pinned host memory: the same losses, copies on their streams, the host's step in between."""
-    run = make_run(LLAMA | WIDE, {"precision": precision, "zero_stage": 1})
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 5e-3)])
+def test_the_host_steps_as_the_device_does(precision: str, tolerance: float) -> None:
+    """Optimizer state in pinned host memory: the same losses, copies on their streams, the host's step in between. The
+    steps themselves are held to fp64 in test_optimizer_step.py; here a last digit of a weight may round to another
+    bf16, so losses differ as those of any two bf16 runs. Unfused: torch's fused attention takes no fp32 on CUDA."""
+    run = make_run(LLAMA | WIDE, {"precision": precision, "zero_stage": 1, "attention": "unfused"})
     offloaded = replace(run, plan=replace(run.plan, offload=Offload(optimizer="cpu")))
     _, expected = _train(run, "cuda")
     executor, results = _train(offloaded, "cuda")
-    assert [r.loss for r in results] == pytest.approx([r.loss for r in expected], rel=1e-4)
+    assert [r.loss for r in results] == pytest.approx([r.loss for r in expected], rel=tolerance)
     streams = {op.id: op.stream for op in executor.ops}
     assert {streams[i] for i in results[-1].stamps} == {"compute", "d2h", "cpu", "h2d"}
     last_step = max(s.end_s for i, s in results[-1].stamps.items() if streams[i] == "cpu")

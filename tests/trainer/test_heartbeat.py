@@ -45,6 +45,22 @@ def test_a_beating_rank_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "rank-0.alive").read_text() == str(os.getpid())
 
 
+def test_a_rank_ends_when_its_parent_was_killed(tmp_path: Path) -> None:
+    """As torchrun's ranks would not by themselves."""
+    rank = "from trainer.heartbeat import Heartbeat; import os, time; from pathlib import Path\n"
+    rank += f"Heartbeat(Path({str(tmp_path / 'alive')!r}), os.getppid()).start(); time.sleep(600)"
+    starts = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {rank!r}])"
+    parent = subprocess.Popen([sys.executable, "-c", starts], cwd=Path(__file__).parents[2])
+    while not (pid := (tmp_path / "alive").read_text() if (tmp_path / "alive").exists() else ""):
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_no_bound_never_ends_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WINDTUNNEL_SILENT_S", "0")
     process = subprocess.Popen(SLEEP)

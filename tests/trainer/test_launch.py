@@ -1,8 +1,9 @@
-"""A run under torchrun: what it leaves behind, and what is said when a rank is killed."""
+"""A run on this machine: what it leaves behind, and what is said when a rank is killed."""
 
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from plan.program.edit import drop_wait, find
 from plan.run import Run, load
 from plan.timeline import load as load_timeline
 from plan.timeline import merge
+from tests.listening import descendants
 from tests.trainer.ranks import LLAMA, make_run
 from trainer.launch import launch, prepare
 from trainer.log import plain
@@ -124,6 +126,38 @@ def test_ctrl_c_ends_every_rank_with_one_line(tmp_path: Path) -> None:
         _pid_of_rank(0, tmp_path / "run")
 
 
+@pytest.mark.slow
+def test_a_launcher_that_is_killed_ends_its_ranks_and_leaves_no_temporary_file(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    started = _start(_tiny(100_000, pipeline_parallel=2), tmp_path / "run", TMPDIR=str(tmp_path / "tmp"))
+    _until(lambda: _step(tmp_path / "run") >= 2, started, tmp_path / "run")
+    below = descendants(started.pid)[1:]
+    assert len(below) == 3
+    started.kill()
+    started.wait()
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in below):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_removed_stops_the_run_with_a_sentence(tmp_path: Path) -> None:
+    started = _start(_tiny(100_000, pipeline_parallel=2), tmp_path / "run")
+    _until(lambda: _step(tmp_path / "run") >= 2, started, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    assert started.wait(60) == 1
+    said = r"rank 0 cannot go on: \S+/run/\S+: was removed; the job was stopped. Nothing is kept: \S+ holds no run any"
+    assert re.fullmatch(f"{said} more\\n", _said(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def _step(folder: Path) -> int:
+    status = folder / "status" / "rank-1"
+    return read(status)[0] if status.exists() else -1
+
+
 def test_what_cannot_train_is_refused_before_a_rank_starts(tmp_path: Path) -> None:
     run = make_run(
         LLAMA | {"positions": "alibi"},
@@ -143,7 +177,9 @@ def _until(happened: Any, process: "subprocess.Popen[bytes]", folder: Path) -> N
     deadline = time.monotonic() + 90
     while not happened():
         assert process.poll() is None, _said(folder)
-        assert time.monotonic() < deadline, "the run did not reach its third step"
+        if time.monotonic() > deadline:
+            process.kill()
+            raise AssertionError("the run did not reach its third step")
         time.sleep(0.05)
 
 

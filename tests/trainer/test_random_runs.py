@@ -2,7 +2,7 @@
 of the language (tests/draws.py), three steps each in fp64; here a few, under `make soak` some hundreds.
 """
 
-import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,14 +12,14 @@ from plan.presets import merge
 from plan.run import Run, load
 from plan.trainable import check_trainable
 from tests.draws import draw
+from tests.soak import soaking
 from tests.trainer.oracle import Oracle
 from tests.trainer.pool import Pool
-from tests.trainer.ranks import initial_weights, text, train
+from tests.trainer.ranks import GPT, initial_weights, make_run, text, train
 
 STEPS = 3
-SOAK = bool(os.environ.get("WINDTUNNEL_SOAK"))
-SLICES = 12 if SOAK else 2
-EACH = 20 if SOAK else 3
+SLICES = 12 if soaking() else 2
+EACH = 20 if soaking() else 3
 ONLY = {
     "plan": {"precision": "fp64", "gradient_dtype": "auto", "kernels": "eager", "launch_blocking": False},
     "train": {"steps": 100, "eval_every": 0},
@@ -69,10 +69,13 @@ def hold(pool: Pool, run: Run) -> None:
             assert (share.leaked_bytes, share.leaked_places) == (0, 0)
 
 
+@pytest.mark.scaled
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(SLICES))
-def test_random_runs_train_as_the_reference_does(pool: Pool, part: int) -> None:
+def test_random_runs_train_as_the_reference_does(
+    pool: Pool, part: int, soak_count: Callable[[str, int], None]
+) -> None:
     numbers = (n for n in range(10_000 * part, 10_000 * (part + 1)) if accepted(n) is not None)
     for number in (next(numbers) for _ in range(EACH)):
         run = accepted(number)
@@ -82,3 +85,11 @@ def test_random_runs_train_as_the_reference_does(pool: Pool, part: int) -> None:
         except BaseException as error:
             error.add_note(f"draw {number}: {trainable(number)}")
             raise
+    soak_count("drawn runs trained as the reference", EACH)
+
+
+def test_a_run_that_once_trained_otherwise(pool: Pool) -> None:
+    """A norm of the embedding, heads narrower than hidden / heads, and a bias of QKV alone."""
+    odd = {"embedding_norm": True, "norm": "rmsnorm", "qkv_bias": True, "bias": False, "head_dim": 6}
+    plan = {"tensor_parallel": 2, "sequence_parallel": True, "pipeline_parallel": 2, "recompute": "selective"}
+    hold(pool, make_run(GPT | odd, plan))

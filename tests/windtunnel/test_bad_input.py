@@ -202,8 +202,7 @@ def test_communication_that_a_profile_does_not_price_is_not_free(tmp_path: Path,
 def test_a_step_longer_than_any_time(tmp_path: Path, run_file: Call, wt: Call) -> None:
     called = wt("forecast", run_file(), "--profile", profile_file(tmp_path / "p.yaml", gemm_flops_per_s=1e-300))
     assert called.code == 2
-    assert "profile test" in called.err
-    assert "next to zero" in called.err
+    assert "gemm[0].form.flops_per_s: 1e-300 is not a finite number at least 1e-18" in called.err
 
 
 def test_options_that_would_do_nothing(run_file: Call, wt: Call) -> None:

@@ -16,6 +16,7 @@ from plan.program import StepProgram
 from plan.program.edit import drop_wait, find
 from plan.run import Run
 from tests.windtunnel.conftest import Called
+from tests.windtunnel.flights import profile_file
 from windtunnel import __main__, cli, demo
 from windtunnel.commands import COMMANDS
 from windtunnel.edge import EXIT_FAULT, outcome
@@ -104,7 +105,7 @@ def test_a_program_that_no_proof_accepts_is_a_fault_of_ours(
         return drop_wait(program, 0, block, local)
 
     monkeypatch.setattr("plan.sound.compile_run", wrong)
-    called = wt("forecast", run_file())
+    called = wt("forecast", run_file(), "--profile", profile_file(run_file().parent / "profile.yaml"))
     assert called.code == EXIT_FAULT
     assert called.err.startswith("error: a fault of Windtunnel itself, UnsoundProgram: the rules accept this plan, but")
     assert "proof failed" in called.err

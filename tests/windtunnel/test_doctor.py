@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from windtunnel import doctor
+from windtunnel.commands import doctor
 
 ROOT = Path(__file__).resolve().parents[2]
 Call = Callable[..., Any]

@@ -59,10 +59,10 @@ def test_less_than_five_percent_to_spare_is_borderline(forecast: Call) -> None:
     assert not any("borderline" in text for text in plenty)
 
 
-def test_a_forecast_above_the_peak_says_so(forecast: Call) -> None:
-    found = forecast("--json", "--set", "cluster.peak_tflops={fp32: 1.0e-9}").json
-    assert found["hfu"] > 1
-    assert "TFLOP/s a GPU is above the peak of 1e-09 at fp32" in found["warnings"][0]
+def test_a_forecast_above_the_peak_is_refused(forecast: Call) -> None:
+    called = forecast("--json", "--set", "cluster.peak_tflops={fp32: 1.0e-9}")
+    assert called.code == 2
+    assert "TFLOP/s a GPU against a peak of 1e-09 at fp32" in called.json["error"]["problems"][0]
 
 
 def test_kernels_that_the_profile_does_not_price_are_named(forecast: Call) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from tools.publish_schemas import FOLDER, records, schema
 from windtunnel.commands import COMMANDS
-from windtunnel.publish import FOLDER, records, schema
 
 Call = Callable[..., Any]
 
@@ -28,7 +28,7 @@ def keys(node: Any) -> Any:
 @pytest.mark.parametrize("command", records())
 def test_the_published_schema_is_up_to_date(command: str) -> None:
     published = json.loads((FOLDER / f"{command}.json").read_text())
-    assert keys(published) == keys(schema(command)), "run python -m windtunnel.publish"
+    assert keys(published) == keys(schema(command)), "run python -m tools.publish_schemas"
 
 
 def test_every_command_is_published() -> None:

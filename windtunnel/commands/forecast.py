@@ -23,6 +23,7 @@ def forecast(
     nodes: o.Nodes = None,
     model: o.Model = "",
     var: o.Var = [],  # noqa: B006
+    allow_read: o.AllowRead = [],  # noqa: B006
     profile: o.Profile = "",
     flops: Annotated[
         Flops, typer.Option(help="FLOP convention of MFU and HFU; exact counts causal attention at half.")
@@ -42,7 +43,7 @@ def forecast(
     from windtunnel import api, output
     from windtunnel.source import RunSource
 
-    source = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var))
+    source = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read))
     flown = api.fly(source.load(), profile=profile or None, unfold=unfold)
     result = api.forecast_of(flown, flops=flops.value, notes=source.notes, warnings=source.warnings)
     if timeline:

@@ -37,12 +37,25 @@ Profile = Annotated[
         show_default=False,
     ),
 ]
+MaxInput = Annotated[
+    float,
+    typer.Option("--max-input-gib", metavar="GIB", help="Read a timeline or log up to this size, unpacked."),
+]
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object with documented keys (schemas ship with the package).")
 ]
 Var = Annotated[
     list[str],
     typer.Option("--var", metavar="NAME=VALUE", help="Define a shell variable of a launch script.", show_default=False),
+]
+AllowRead = Annotated[
+    list[str],
+    typer.Option(
+        "--allow-read",
+        metavar="DIR",
+        help="Also read what a launch script names below DIR, not only below the script's own folder. Repeat it.",
+        show_default=False,
+    ),
 ]
 Output = Annotated[
     str, typer.Option("--output", "-o", metavar="FILE", help="Write there, not to stdout.", show_default=False)

@@ -2,12 +2,23 @@
 `windtunnel export RUN` the launch script of another framework.
 """
 
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
 from enum import StrEnum
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from plan.errors import InputError
 from windtunnel.commands import options as o
+
+if TYPE_CHECKING:
+    from plan.program import Placed, StepProgram
+    from plan.run import Run
+    from windtunnel.source import RunSource
 
 
 def program(
@@ -21,13 +32,29 @@ def program(
     nodes: o.Nodes = None,
     model: o.Model = "",
     var: o.Var = [],  # noqa: B006
+    allow_read: o.AllowRead = [],  # noqa: B006
     as_json: o.Json = False,
 ) -> int:
     """Print the step program of a rank: every instruction, in host issue order, with waits and kernel calls."""
-    from windtunnel.programs import program_command
+    from plan.program.text import program_text, schedule_csv
+    from windtunnel import output
+    from windtunnel.flight import compile_run
     from windtunnel.source import RunSource
 
-    return program_command(RunSource(run, tuple(set_), cluster, nodes, model, tuple(var)), rank, csv, as_json)
+    source = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read))
+    program = compile_run(source.load())
+    if not 0 <= rank < program.world:
+        raise InputError(f"--rank {rank}: the run has ranks 0 to {program.world - 1}")
+    _notes(source)
+    if csv:
+        table = schedule_csv(program)
+        lines = [line.split(",") for line in table.splitlines()]
+        output.emit_json({"program_hash": program.hash, "schedule": lines}) if as_json else output.emit(table)
+    elif as_json:
+        output.emit_json(program_json(program, rank))
+    else:
+        output.emit_lines(program_text(program, rank))
+    return 0
 
 
 def import_(
@@ -37,14 +64,26 @@ def import_(
     nodes: o.Nodes = None,
     model: o.Model = "",
     var: o.Var = [],  # noqa: B006
+    allow_read: o.AllowRead = [],  # noqa: B006
     output: o.Output = "",
     as_json: o.Json = False,
 ) -> int:
     """Print the run file that a launch script or another framework's configuration means."""
-    from windtunnel.programs import import_command
+    from windtunnel import output as say
     from windtunnel.source import RunSource
 
-    return import_command(RunSource(run, tuple(set_), cluster, nodes, model, tuple(var)), output or None, as_json)
+    source, target = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read)), output or None
+    resolved = source.load()
+    if as_json:
+        plain = {"run": resolved.to_dict(), "notes": source.notes, "warnings": source.warnings, "written": target}
+        say.emit_json(plain)
+    if target:
+        _write(Path(target), run_yaml(resolved, source))
+        say.note(f"wrote {target}")
+    elif not as_json:
+        say.emit(run_yaml(resolved, source))
+    _notes(source)
+    return 0
 
 
 class Framework(StrEnum):
@@ -61,12 +100,101 @@ def export(
     nodes: o.Nodes = None,
     model: o.Model = "",
     var: o.Var = [],  # noqa: B006
+    allow_read: o.AllowRead = [],  # noqa: B006
     output: o.Output = "",
     as_json: o.Json = False,
 ) -> int:
     """Print the launch script that starts this run under another framework; what it cannot say is refused."""
-    from windtunnel.programs import export_command
+    from plan.exporters import megatron_script
+    from windtunnel import output as say
     from windtunnel.source import RunSource
 
-    source = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var))
-    return export_command(source, to.value, output or None, as_json)
+    source, target = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read)), output or None
+    script = megatron_script(source.load())
+    if target:
+        _write(Path(target), script)
+        say.note(f"wrote {target}")
+    if as_json:
+        say.emit_json({"framework": to.value, "script": script, "written": target})
+    elif not target:
+        say.emit(script)
+    _notes(source)
+    return 0
+
+
+def program_json(program: StepProgram, rank: int) -> dict[str, Any]:
+    """A rank's program as plain data: where it stands, its blocks, and its instructions in host issue order."""
+    from plan.program import expand
+
+    number = program.class_of[rank]
+    stage = program.classes[number]
+    return {
+        "program_hash": program.hash,
+        "rank": rank,
+        "world": program.world,
+        "stage": stage.stage,
+        "degrees": program.degrees,
+        "rules": program.rules,
+        "groups": {
+            role: list(group.ranks)
+            for role, groups in program.groups.items()
+            for group in groups
+            if rank in group.ranks
+        },
+        "resident_bytes": stage.resident_bytes,
+        "blocks": [
+            {"name": b.name, "instructions": len(b.instructions), "net_bytes": b.net_bytes, "peak_bytes": b.peak_bytes}
+            for b in stage.blocks
+        ],
+        "instructions": [_instruction(placed) for placed in expand(stage)],
+    }
+
+
+def _instruction(placed: Placed) -> dict[str, Any]:
+    from plan.program import label
+
+    what = placed.instruction
+    return {
+        "id": placed.id,
+        "label": label(what.phase, what.kind, placed.micro, what.unit, what.piece),
+        "phase": what.phase,
+        "kind": what.kind,
+        "micro": placed.micro,
+        "unit": what.unit,
+        "piece": what.piece,
+        "stream": what.stream,
+        "waits": list(placed.waits),
+        "body": [asdict(call) for call in what.body],
+        "comm": None if what.comm is None else asdict(what.comm) | {"seq": placed.seq},
+        "transient_bytes": what.transient_bytes,
+    }
+
+
+def run_yaml(run: Run, source: RunSource) -> str:
+    """The run as a YAML run file that loads to an equal run; the importer's notes stand above it as comments."""
+    import yaml
+
+    head = [
+        f"# from {Path(source.path).name}",
+        *(f"# {line}" for note in (*source.warnings, *source.notes) for line in note.splitlines()),
+    ]
+    plain = json.loads(json.dumps(run.to_dict()))
+    body = yaml.safe_dump(plain, sort_keys=False, width=110, default_flow_style=None, allow_unicode=True)
+    return "\n".join(head) + "\n" + body
+
+
+def _write(target: Path, text: str) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{target} cannot be written: {error.strerror}") from None
+
+
+def _notes(source: RunSource) -> None:
+    from windtunnel import output
+
+    for text in source.warnings:
+        output.note(f"warning: {text}")
+    for text in source.notes:
+        output.note(f"note: {text}")

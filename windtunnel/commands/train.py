@@ -1,4 +1,4 @@
-"""`windtunnel train RUN`: executes the step program for real, under torchrun."""
+"""`windtunnel train RUN`: executes the step program for real, one process a rank."""
 
 from typing import Annotated
 
@@ -20,10 +20,12 @@ def train(
     nodes: o.Nodes = None,
     model: o.Model = "",
     var: o.Var = [],  # noqa: B006
+    allow_read: o.AllowRead = [],  # noqa: B006
     as_json: o.Json = False,
 ) -> int:
-    """Train; starts torchrun itself when not already under it. Prints the run folder at the end."""
+    """Train, one process a rank on this machine, or as a rank of your torchrun. Prints the run folder at the end."""
     from windtunnel.source import RunSource
     from windtunnel.training import train_command
 
-    return train_command(RunSource(run, tuple(set_), cluster, nodes, model, tuple(var)), output or None, as_json)
+    source = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read))
+    return train_command(source, output or None, as_json)

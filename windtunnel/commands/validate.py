@@ -1,10 +1,17 @@
 """`windtunnel validate`: the scoreboard against published measurements."""
 
-from typing import Annotated
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from windtunnel.commands import options as o
+
+if TYPE_CHECKING:
+    from windtunnel.validation.rows import Case
 
 
 def validate(
@@ -27,6 +34,31 @@ def validate(
 
     Every row is scored or counted under the reason why not. Only step time and memory are compared.
     """
-    from windtunnel.validation.command import validate_command
+    from dataclasses import replace
 
-    return validate_command(tuple(source), tuple(row), all_rows, profile or None, as_json, failed, markdown)
+    from windtunnel import output
+    from windtunnel.validation import published, table
+    from windtunnel.validation.conventions import chosen
+    from windtunnel.validation.feasibility import feasibility
+    from windtunnel.validation.flying import Flyer
+    from windtunnel.validation.score import scoreboard
+
+    rows, flyer = chosen(published.read(), source, row), Flyer(profile or None)
+    board = scoreboard(rows, flyer, _progress)
+    if failed:
+        board = replace(board, feasibility=feasibility(rows, flyer))
+    if as_json:
+        output.emit_json(board)
+    else:
+        output.emit(table.markdown(board) if markdown else table.text(board, output.width(), rows=all_rows))
+    return 0
+
+
+def _progress(cases: Iterable[Case]) -> Iterable[Case]:
+    """The cases, with a bar on a terminal."""
+    if not sys.stderr.isatty():
+        return cases
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(list(cases), description="flying", console=Console(stderr=True), transient=True)

@@ -9,11 +9,13 @@ says.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from windtunnel.validation.published import Published
+from plan.errors import InputError
+from plan.nearest import did_you_mean
+from windtunnel.validation.published import Published, named
 
 MemoryKind = Literal["allocated", "reserved", "device"]
 
@@ -219,3 +221,14 @@ def convention(row: Published) -> Convention | None:
 def _nodes(row: Published) -> str:
     gpus, per_node = row.count("n_gpus") or 1, row.count("gpus_per_node") or 8
     return "one" if gpus <= per_node else "several"
+
+
+def chosen(rows: Sequence[Published], sources: Sequence[str], ids: Sequence[str]) -> tuple[Published, ...]:
+    """Rows of these sources and with these ids, each once; every row when neither is given."""
+    names = [known.name for known in CONVENTIONS]
+    unknown = [name for name in sources if name not in names]
+    if unknown:
+        raise InputError(f"--source {name!r}: {did_you_mean(name, names)}" for name in unknown)
+    picked = tuple(row for row in rows if (known := convention(row)) is not None and known.name in sources)
+    picked += named(rows, ids)
+    return tuple({row.id: row for row in picked}.values()) if sources or ids else tuple(rows)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -72,9 +73,16 @@ class Published:
         return self.number("memory_gb")
 
 
-def path() -> Path:
+def path(name: str = "runs.csv") -> Path:
     """The committed copy of the rows."""
-    return Path(str(resources.files("calibration") / "published" / "runs.csv"))
+    return Path(str(resources.files("calibration") / "published" / name))
+
+
+@cache
+def bus_bytes_per_s(row_id: str) -> float:
+    """The bus bandwidth that a row of `calibration/published/nccl.csv` prints."""
+    with path("nccl.csv").open(newline="", encoding="utf-8") as stream:
+        return next(float(row["busbw_gbytes_s"]) * 1e9 for row in csv.DictReader(stream) if row["id"] == row_id)
 
 
 def read(where: str | Path | None = None) -> tuple[Published, ...]:

@@ -17,12 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from calibration.published import bus_bytes_per_s
 from plan.errors import InputError, NotYetForecast
 from plan.model import Model
 from plan.run import Run, load
 from windtunnel.validation.conventions import Convention, convention
-from windtunnel.validation.published import Published
+from windtunnel.validation.published import Published, bus_bytes_per_s
 
 NEEDED = (
     "layers",

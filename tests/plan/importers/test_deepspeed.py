@@ -1,6 +1,7 @@
 """DeepSpeed JSON: relaxed syntax, the batch equation, ZeRO and offload, auto, unknown keys, JSON beside a script."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -315,8 +316,9 @@ def test_blocking_launches_are_read_from_the_environment(tmp_path: Path) -> None
 
 
 @given(st.text(alphabet='{}[]",:\\/*# \n1e-.TrueNone$', max_size=50))
-def test_any_text_is_json_or_refused(text: str) -> None:
+def test_any_text_is_json_or_refused(soak_count: Callable[..., None], text: str) -> None:
     """No text fails in another way than an InputError."""
+    soak_count("fuzzed inputs")
     try:
         assert isinstance(read_json(text, "x"), dict)
     except InputError as error:

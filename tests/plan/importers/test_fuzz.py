@@ -1,6 +1,7 @@
 """Whatever value stands at whatever key: a run, or problems; never a traceback."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -83,8 +84,9 @@ READERS = {
 
 @pytest.mark.parametrize("reader", sorted(READERS))
 @given(data=st.data())
-def test_one_wrong_value(reader: str, data: Any) -> None:
+def test_one_wrong_value(soak_count: Callable[..., None], reader: str, data: Any) -> None:
     """The reader returns, or raises an InputError."""
+    soak_count("fuzzed inputs")
     base, read = READERS[reader]
     ledger = Ledger()
     try:

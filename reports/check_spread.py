@@ -1,0 +1,112 @@
+"""How far the times of two runs are apart, and how far apart their spread alone would put them.
+
+A busy machine adds time in spells of several steps, so single steps are no independent samples. A run's times are cut
+into batches of consecutive steps; the spread of the batches' levels, and how alike neighbours are, say how well the
+run's level is known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+BATCHES = 8
+FEWEST = 3 * BATCHES
+"""Steps a run must have after warm-up: a batch of fewer than 3 has no lower quartile of its own."""
+FEWEST_RECORDED = 3
+"""Recorded steps below which a class has no spread at all."""
+QUANTILES = {"median": 0.5, "lower quartile": 0.25}
+"""The typical step, and one that the machine disturbed less."""
+UNDISTURBED = 0.1
+"""An instruction is short: in most batches one of its executions is left alone by the machine."""
+POWER = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """The level of a run's times: log seconds, its standard error and the error's degrees of freedom."""
+
+    log_s: float
+    error: float
+    freedom: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The log ratio of two levels beyond what is expected, with its standard error and degrees of freedom (Welch's)."""
+
+    log_ratio: float
+    error: float
+    freedom: float
+
+    @property
+    def slowdown(self) -> float:
+        """The ratio − 1."""
+        return math.expm1(self.log_ratio)
+
+    def bounds(self, level: float) -> tuple[float, float]:
+        """The slowdown is at least the first and at most the second, each but for a chance of `level`."""
+        reach = t_quantile(1 - level, self.freedom) * self.error
+        return math.expm1(self.log_ratio - reach), math.expm1(self.log_ratio + reach)
+
+    def detectable(self, level: float, allowed: float) -> float:
+        """The smallest slowdown that is found to exceed `allowed` in 9 of 10 such pairs of runs."""
+        margin = t_quantile(1 - level, self.freedom) + t_quantile(POWER, self.freedom)
+        return math.expm1(math.log1p(allowed) + margin * self.error)
+
+
+def level(times_s: Sequence[float] | Floats, quantile: float) -> Level:
+    """The level of times [steps], or [instructions, steps], of at least FEWEST steps in order: the mean over the
+    batches of what the instructions take together, each at this quantile of the batch."""
+    rows = np.atleast_2d(np.asarray(times_s, dtype=np.float64))
+    parts = np.array_split(rows, BATCHES, axis=1)
+    levels = np.array([_log_sum(part, quantile) for part in parts])
+    away = levels - levels.mean()
+    variance = float(away @ away) / (BATCHES - 1)
+    # Neighbours are alike where a slow spell outlasts a batch; then fewer batches than BATCHES are independent.
+    alike = max(0.0, float(away[1:] @ away[:-1]) / float(away @ away)) if variance else 0.0
+    return Level(float(levels.mean()), math.sqrt(variance / BATCHES * (1 + 2 * alike)), BATCHES - 1)
+
+
+def sparse_level(times_s: Floats, steps_s: Sequence[float]) -> Level:
+    """The level of a few recorded steps, [instructions, steps]. They may lie in one slow spell, which they cannot know
+    themselves: their own error grows by how far stretches of as many consecutive steps of the run differ."""
+    recorded, steps = times_s.shape[1], np.asarray(steps_s, dtype=np.float64)
+    stretches = np.array_split(steps[None, :], max(2, len(steps) // recorded), axis=1)
+    spell = float(np.std([_log_sum(part, UNDISTURBED) for part in stretches], ddof=1))
+    own = float(np.log(times_s.sum(axis=0)).std(ddof=1) / math.sqrt(recorded))
+    return Level(_log_sum(times_s, UNDISTURBED), math.hypot(own, spell), recorded - 1)
+
+
+def _log_sum(rows: Floats, quantile: float) -> float:
+    return math.log(float(np.quantile(rows, quantile, axis=1).sum()))
+
+
+def change(before: Level, after: Level, expected_log_ratio: float = 0.0) -> Change:
+    """How much longer the times of `after` are, beyond what is expected."""
+    a, b = before.error**2, after.error**2
+    freedom = (a + b) ** 2 / (a**2 / before.freedom + b**2 / after.freedom) if a + b > 0 else math.inf
+    return Change(after.log_s - before.log_s - expected_log_ratio, math.sqrt(a + b), freedom)
+
+
+def t_quantile(probability: float, freedom: float) -> float:
+    """Student's t, by the expansion of Cornish and Fisher. For 2 degrees of freedom, where it is too small in the
+    tails, the closed form."""
+    if freedom < 3:
+        x = 2 * probability - 1
+        return x * math.sqrt(2 / (1 - x * x))
+    z = NormalDist().inv_cdf(probability)
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (3 * z + 16 * z**3 + 5 * z**5) / 96,
+        (-15 * z + 17 * z**3 + 19 * z**5 + 3 * z**7) / 384,
+        (-945 * z - 1920 * z**3 + 1482 * z**5 + 776 * z**7 + 79 * z**9) / 92160,
+    )
+    return sum(term / freedom**power for power, term in enumerate(terms))
