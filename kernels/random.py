@@ -123,6 +123,13 @@ class Dropout:
 NO_DROPOUT = Dropout(0.0)
 
 
+def key_of(dropout: Dropout | DropoutSlot, device: torch.device) -> torch.Tensor:
+    """(2,) int64: the key of a random stream on a device, low half first."""
+    if isinstance(dropout, DropoutSlot):
+        return dropout.key
+    return torch.tensor((dropout.key_low, dropout.key_high), dtype=torch.int64, device=device)
+
+
 @dataclass(frozen=True, slots=True)
 class DropoutSlot:
     """Dropout of probability `p` whose key, two signed 32-bit numbers in int64 (low, high), is on the device: the host
