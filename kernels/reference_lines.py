@@ -73,6 +73,21 @@ def _flat(heads: Tensor) -> Tensor:
     return heads.clone(memory_format=torch.contiguous_format).view(-1, *heads.shape[2:])
 
 
+def flat_heads(heads: Tensor, repeat: int = 1) -> Tensor:
+    """Matrices (b·n·repeat, s, d) of (b, n, s, d)."""
+    return _flat(heads if repeat == 1 else heads.repeat_interleave(repeat, 1))
+
+
+def fold_heads(matrices: Tensor, repeat: int) -> Tensor:
+    """Matrices of repeated heads (…·repeat, s, d) summed over the repeats."""
+    return matrices.unflatten(0, (-1, repeat)).sum(1)
+
+
+def rows_of(heads: Tensor) -> Tensor:
+    """(b, n, s, d) as rows (s·b, n·d), in place where a kernel wrote them in that order."""
+    return merge_heads(heads)
+
+
 def merge_heads(o: Tensor, batch: int | None = None) -> Tensor:
     """(b, n, s, d), or matrices of `batch` samples, to rows (s·b, n·d)."""
     b, n, s, d = o.shape if batch is None else (batch, o.shape[0] // batch, *o.shape[1:])

@@ -136,9 +136,9 @@ LINES: dict[str, Callable[..., Any]] = {
     name: getattr(reference_lines, name)
     for name in (
         "gemm_out", "bmm_add", "rmsnorm_input_gradient", "rmsnorm_weight_gradient", "layernorm_input_gradient",
-        "layernorm_weight_gradient", "split_heads", "merge_heads", "merge_qkv", "alibi_scores", "alibi_add", "drop",
-        "store_mask", "drop_stored", "shift_rows", "exponentiate", "row_sums", "softmax_loss", "scale", "fill_all",
-        "clone", "cast", "add_into", "statistics", "transfer",
+        "layernorm_weight_gradient", "split_heads", "flat_heads", "fold_heads", "rows_of", "merge_heads", "merge_qkv",
+        "alibi_scores", "alibi_add", "drop", "store_mask", "drop_stored", "shift_rows", "exponentiate", "row_sums",
+        "softmax_loss", "scale", "fill_all", "clone", "cast", "add_into", "statistics", "transfer",
     )
 }  # fmt: skip
 """Operators of `plan.operators` whose time another one's measurement answers for."""

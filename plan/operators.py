@@ -208,7 +208,11 @@ _TABLE = (
     LineOperator("scale", _flat_first, overwrites=(0,), like="copy"),
     # Layout, masks and flat tensors.
     LineOperator("split_heads", _flat, like="copy"),
-    LineOperator("merge_heads", _flat_made, like="copy", consumes=(0,)),
+    LineOperator("flat_heads", _flat_made, like="copy"),
+    LineOperator("fold_heads", _flat_first, like="copy"),
+    # A fused kernel writes heads in the order it read the queries in, which is that of rows: nothing is moved.
+    LineOperator("rows_of", None, consumes=(0,)),
+    LineOperator("merge_heads", _flat_made, like="copy"),
     LineOperator("merge_qkv", _flat_made, like="copy"),
     LineOperator("alibi_scores", _flat_made, like="fill", typed=-1, count=2),
     LineOperator("alibi_add", _flat_first, adds=(0,), like="add"),
@@ -259,3 +263,8 @@ def updated(line: Apply) -> tuple[str, ...]:
     """Names of the arguments a line changes."""
     places = range(len(line.args)) if line.op == "fill_all" else OPERATORS[line.op].updates
     return tuple(name for i in places if i < len(line.args) and (name := line.args[i]) is not None)
+
+
+def consumed(line: Apply) -> tuple[str, ...]:
+    """Names of the arguments whose bytes a result of a line may take over."""
+    return tuple(name for i in OPERATORS[line.op].consumes if (name := line.args[i]) is not None)

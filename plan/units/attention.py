@@ -34,6 +34,9 @@ class Attention:
         self._heads("k", "qkv", e.kv_heads, e.q)
         self._heads("v", "qkv", e.kv_heads, e.q + e.kv)
         self._heads("do.h", "do", e.heads, 0)
+        self._heads("dq.h", "dqkv", e.heads, 0)
+        self._heads("dk.h", "dqkv", e.kv_heads, e.q)
+        self._heads("dv.h", "dqkv", e.kv_heads, e.q + e.kv)
         self.core = _Unfused(builder) if e.unfused else _Fused(builder)
         if e.rotary:
             self._rotary()
@@ -110,6 +113,14 @@ class Attention:
             builder.backward("W", piece, *lines, transient_bytes=weight_gradient_bytes(builder, weight))
 
 
+def _packed(gradients: tuple[str, str, str], like: str, priced: bool) -> tuple[Apply, ...]:
+    """Gradients of queries, keys and values side by side: each is copied into its heads."""
+    copies = (
+        apply("copy", f"{to} {d}", priced=priced) for to, d in zip(("dq.h", "dk.h", "dv.h"), gradients, strict=True)
+    )
+    return apply("empty_like", like, "dqkv"), *copies
+
+
 class _Fused:
     """One kernel for scores, softmax and values."""
 
@@ -124,20 +135,21 @@ class _Fused:
         builder.window("o.h", "o", heads, strides, 0, COLUMNS)
         for name, count in (("dq", e.heads), ("dk", e.kv_heads), ("dv", e.kv_heads)):
             builder.tensor(name, (e.batch, count, e.seq, e.head_dim), at=COLUMNS)
+        self.priced = not e.megatron
         self.variant = e.attention + ("+alibi" if e.alibi else "")
 
     def forward(self) -> tuple[Apply, ...]:
         """q, k, v → o, lse."""
         return (
             apply("attention_forward", "q k v", "oh lse", variant=self.variant),
-            apply("merge_heads", "oh", "o", priced=False),
+            apply("rows_of", "oh", "o"),
         )
 
     def backward(self) -> tuple[Apply, ...]:
         """do, q, k, v, o, lse → dqkv."""
         return (
             apply("attention_backward", "do.h q k v o.h lse", "dq dk dv", variant=self.variant),
-            apply("merge_qkv", "dq dk dv", "dqkv", priced=False),
+            *_packed(("dq", "dk", "dv"), "qkv", self.priced),
         )
 
 
@@ -153,6 +165,8 @@ class _Unfused:
         for name in ("qf", "kf", "vf", "of", "dof", "dqf", "dkf", "dvf"):
             builder.tensor(name, flat, at=ROWS)
         builder.tensor("mask.p", square, "uint8", at=ROWS)
+        if not e.megatron:
+            self._matrices(builder)
         self.scores = numel(square)
         self.scale = e.head_dim**-0.5
         heads = Offset(("tp",) if e.tp > 1 else (), e.heads)
@@ -165,6 +179,20 @@ class _Unfused:
             given = (("heads", e.whole_heads), ("first", heads), ("scale", self.scale))
             builder.tensor("c:alibi", (e.heads, e.seq, e.seq), e.stat, pool="work", make=("alibi", given))
 
+    def _matrices(self, builder: UnitBuilder) -> None:
+        """The gradients' matrices as (b, heads, s, d), of keys and values after their repeated heads are summed."""
+        e = self.shape
+        kept = e.heads == e.kv_heads
+        for name in ("dk", "dv"):
+            builder.tensor(name, (e.batch * e.kv_heads, e.seq, e.head_dim), at=ROWS)
+        for name, heads in (
+            ("dqf", e.heads),
+            ("dkf" if kept else "dk", e.kv_heads),
+            ("dvf" if kept else "dv", e.kv_heads),
+        ):
+            strides = (heads * e.seq * e.head_dim, e.seq * e.head_dim, e.head_dim, 1)
+            builder.window(f"{name}.s", name, (e.batch, heads, e.seq, e.head_dim), strides, 0, COLUMNS)
+
     def forward(self) -> tuple[Apply, ...]:
         """q, k, v → o, the probabilities [, their mask and what it left]."""
         e = self.shape
@@ -172,18 +200,29 @@ class _Unfused:
         softmax = f"lse {'dropped' if self.draw else '-'}"
         # A mask that is stored is made again by the next line; the copy that Megatron-LM's dropout is.
         store = (apply("store_mask", "dropped", "mask.p", **self.draw),) if self.stored else ()
+        first, last = self._split(repeat, self.copied)
         return (
-            apply("split_heads", "q k v", "qf kf vf", priced=self.copied, repeat=repeat),
+            *first,
             *self._scores(),
             apply("softmax_forward", "scores", softmax, stand_in=self._variant(), scale=self.scale, **self.draw),
             *store,
+            *last,
             apply("bmm", f"{self.dropped} vf", "of", variant="nn"),
-            apply("merge_heads", "of", "o", priced=self.copied, batch=e.batch),
+            apply("merge_heads", "of", "o", batch=e.batch),
         )
 
-    def _variant(self) -> str:
+    def _split(self, repeat: int, priced: bool) -> tuple[tuple[Apply, ...], tuple[Apply, ...]]:
+        """Matrices of queries and keys, then of values where they are wanted; Megatron-LM's transpose is one copy."""
+        if self.shape.megatron:
+            return (apply("split_heads", "q k v", "qf kf vf", priced=priced, repeat=repeat),), ()
+        repeated = {"repeat": repeat} if repeat > 1 else {}
+        q, k, v = (apply("flat_heads", n, f"{n}f", **({} if n == "q" else repeated)) for n in "qkv")
+        return (q, k), (v,)
+
+    def _variant(self) -> str | None:
+        """Priced of Megatron-LM's softmax: its mask, its dropout and its bias are inside."""
         words = ("causal", "dropout" if self.draw else "", "alibi" if self.shape.alibi else "")
-        return "+".join(word for word in words if word)
+        return "+".join(word for word in words if word) if self.shape.megatron else None
 
     def _scores(self) -> tuple[Apply, ...]:
         """Queries by keys, with ALiBi's bias: Megatron-DeepSpeed's is a baddbmm on its rows written over the square."""
@@ -191,7 +230,7 @@ class _Unfused:
         if not self.shape.alibi:
             return (product,)
         if not self.shape.serial:
-            return (product, apply("alibi_add", "scores c:alibi", priced=False))
+            return (product, apply("alibi_add", "scores c:alibi", priced=not self.copied))
         return (
             apply("alibi_scores", "c:alibi qf", "scores", batch=self.shape.batch),
             apply("bmm_add", "scores qf kf", variant="nt"),
@@ -201,18 +240,34 @@ class _Unfused:
         """do, q, k, v, the probabilities [, mask, what it left] → dqkv."""
         e, masked = self.shape, {} if self.stored else self.draw
         repeat = e.heads // e.kv_heads
-        again = (apply("drop", "lse", "dropped", priced=False, **self.draw),) if masked else ()
+        first, last = self._split(repeat, priced=False)
+        if e.megatron:
+            first, last = (), first
+        again = (apply("drop", "lse", "dropped", **self.draw),) if masked else ()
         kept = (apply("drop_stored", "dp mask.p", "dp.kept", p=e.attention_dropout),) if self.stored else ()
         return (
-            apply("split_heads", "do.h", "dof", priced=self.copied, repeat=1),
+            apply("flat_heads", "do.h", "dof"),
             *again,
             apply("bmm", f"{self.dropped} dof", "dvf", variant="tn"),
-            apply("split_heads", "q k v", "qf kf vf", priced=False, repeat=repeat),
+            *last,
             apply("bmm", "dof vf", "dp", variant="nt"),
             *kept,
             apply("softmax_backward", f"{'dp.kept' if kept else 'dp'} lse", "ds", stand_in=self._variant(),
                   scale=self.scale, **masked),
+            *first,
             apply("bmm", "ds kf", "dqf", variant="nn"),
             apply("bmm", "ds qf", "dkf", variant="tn"),
-            apply("merge_qkv", "dqf dkf dvf", "dqkv", priced=self.copied, batch=e.batch, kv_heads=e.kv_heads),
+            *self._merged(repeat),
         )  # fmt: skip
+
+    def _merged(self, repeat: int) -> tuple[Apply, ...]:
+        """Gradients of queries, keys and values side by side; those of repeated heads are summed first."""
+        e, names = self.shape, ("dqf", "dkf", "dvf")
+        if e.megatron:
+            return (apply("merge_qkv", " ".join(names), "dqkv", batch=e.batch, kv_heads=e.kv_heads),)
+        folds: tuple[Apply, ...] = ()
+        if repeat > 1:
+            folds = tuple(apply("fold_heads", f"{n}f", n, repeat=repeat) for n in ("dk", "dv"))
+            names = ("dqf", "dk", "dv")
+        heads = (f"{names[0]}.s", f"{names[1]}.s", f"{names[2]}.s")
+        return *folds, *_packed(heads, "qkv", priced=True)

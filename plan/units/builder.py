@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from plan.operators import kernel_call, updated
+from plan.operators import consumed, kernel_call, updated
 from plan.program.kinds import CommOp, Phase, Pool, Reduce
 from plan.program.lines import (
     Apply,
@@ -157,8 +157,9 @@ class UnitBuilder:
         changed = dict.fromkeys(owner(name, self.tensors) for line in draft.lines for name in updated(line))
         writes = (*results, *(name for name in changed if name in reads))
         bytes_ = draft.transient_bytes
-        if bytes_ is None:
-            bytes_ = transients(draft.lines, self.tensors, frozenset((*results, *reads)))
+        if bytes_ is None or not self.shape.megatron:  # Megatron-LM's own kernels are counted, not our lines for them
+            given_on = (name for line in draft.lines for name in consumed(line))  # a result takes over their bytes
+            bytes_ = transients(draft.lines, self.tensors, frozenset((*results, *reads, *given_on)))
         calls = tuple(c for c in (kernel_call(line, self.tensors) for line in draft.lines) if c is not None)
         body = body_of(draft.lines, self.tensors, reads, results, calls, bytes_)
         return Lines(draft.phase, draft.kind, draft.piece, draft.lines, reads, writes, body)

@@ -70,7 +70,7 @@ def _out_forward(builder: UnitBuilder, x0: str) -> None:
         elif step == "norm":
             norm_weights(builder, NORM)
             if x == x0:
-                lines.append(apply("clone", x, builder.rows("xn"), priced=False))
+                lines.append(apply("clone", x, builder.rows("xn"), priced=not shape.megatron))
                 x = "xn"
             lines.append(norm_line(builder, NORM, x, "0", name))
         else:  # a mask and no residual: one read, one write, like the backward of an add with dropout

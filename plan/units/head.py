@@ -73,7 +73,7 @@ def _whole(builder: UnitBuilder, y: str, table: str) -> str:
     y = regather(builder, "head.in", "")
     builder.backward("I", "head.logits", apply("gemm", f"logits {table}", "dy", variant="nn"), transient_bytes=0)
     dy = reduce_backward(builder, "head.in", "dy")
-    product = apply("gemm_add", f"logits {y} g{table[1:]}", stand_in="tn+acc32")
+    product = apply("gemm_add", f"logits {y} g{table[1:]}")
     builder.backward("W", "head.logits", product, transient_bytes=0)
     return dy
 
@@ -98,7 +98,7 @@ def _chunked(builder: UnitBuilder, y: str, table: str) -> None:
             apply("ce_exp", f"{logits} {top} {targets}", sums, **shard),
             apply("ce_loss", f"{logits} {top} {sums} {targets} s:loss", **shard, scale=shape.loss_scale),
             apply("gemm_out", f"{logits} {table} {dy}", variant="nn"),
-            apply("gemm_add", f"{logits} {some} g{table[1:]}", stand_in="tn+acc32"),
+            apply("gemm_add", f"{logits} {some} g{table[1:]}"),
         ]
     builder.backward("B", "head.fused", *lines, transient_bytes=builder.tensors["logits.0"].bytes)
 
