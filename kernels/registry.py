@@ -126,13 +126,14 @@ _TABLE = (
 )
 OPERATIONS: dict[str, Operation] = {operation.name: operation for operation in _TABLE}
 
-LINES: dict[str, Callable[..., Any]] = {
+_ELSEWHERE: dict[str, Callable[..., Any]] = {
     "gemm_add": reference.accumulate,
     "empty_like": torch.empty_like,
     "zeros_like": torch.zeros_like,
     "clip_coefficient": reference_loss.clip_coefficient,
     "not_finite": reference_loss.not_finite,
-} | {
+}
+LINES: dict[str, Callable[..., Any]] = _ELSEWHERE | {
     name: getattr(reference_lines, name)
     for name in (
         "gemm_out", "bmm_add", "rmsnorm_input_gradient", "rmsnorm_weight_gradient", "layernorm_input_gradient",
@@ -161,7 +162,8 @@ def run_call(call: KernelCall, inputs: Inputs, ops: SimpleNamespace | None = Non
 @cache
 def bind(kernels: str, device_type: str) -> SimpleNamespace:
     """Every operator by name as attributes, implemented as `plan.kernels` asks on that kind of device."""
-    functions = {name: operation.function for name, operation in OPERATIONS.items()} | LINES
+    functions: dict[str, Callable[..., Any]] = {name: operation.function for name, operation in OPERATIONS.items()}
+    functions |= LINES
     if device_type == "cuda" and kernels == "compiled":
         functions |= {name: _compiled(functions[name], name in MASKED) for name in POINTWISE}
     if device_type == "cuda" and kernels == "triton":

@@ -81,9 +81,10 @@ class HostSteps:
         )  # fmt: skip
         self.done.append(step)
         if not on_host:
-            sizes = (numel(self.parameters.buffers[place].shape) for place in (weights, bucket.weight_buffer))
-            places = [(rank_wide(place),) for place in (weights, bucket.weight_buffer)]
-            body = around.transfer(*sizes, "")
-            self.done.append(
-                self.builder.emit("step", "H2D", bucket.index, "weights", "h2d", *places, body, after=(step,))
+            held = self.parameters.buffers
+            source, target = rank_wide(weights), rank_wide(bucket.weight_buffer)
+            body = around.transfer(numel(held[weights].shape), numel(held[bucket.weight_buffer].shape), "")
+            up = self.builder.emit(
+                "step", "H2D", bucket.index, "weights", "h2d", (source,), (target,), body, after=(step,)
             )
+            self.done.append(up)

@@ -19,7 +19,8 @@ from hashlib import blake2b
 from operator import attrgetter
 from typing import Any
 
-from plan.program.instruction import Comm, Instruction, KernelCall
+from plan.program.instruction import Comm, Instruction
+from plan.program.kernel import KernelCall
 from plan.program.lines import Body
 from plan.program.step import Block, Call, Group, PortIn, PortOut, RankProgram, StepProgram
 from plan.program.storage import Bucket, Buffer, Param

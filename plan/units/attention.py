@@ -8,6 +8,8 @@ of heads are copied out of the fused tensor, multiplied, and merged back.
 
 from __future__ import annotations
 
+from typing import Any
+
 from plan.program.kinds import numel
 from plan.program.lines import Apply, Draw, Offset, apply
 from plan.units.builder import COLUMNS, PARTIAL, ROWS, UnitBuilder
@@ -171,7 +173,7 @@ class _Unfused:
         self.scale = e.head_dim**-0.5
         heads = Offset(("tp",) if e.tp > 1 else (), e.heads)
         p = e.attention_dropout
-        self.draw: dict[str, object] = {"mask": Draw(p, SITE_PROBABILITIES, square, heads)} if p else {}
+        self.draw: dict[str, Any] = {"mask": Draw(p, SITE_PROBABILITIES, square, heads)} if p else {}
         self.stored = bool(p) and e.megatron  # Megatron-LM keeps the mask and what it left
         self.copied = e.megatron  # its transposes of QKV and context are counted
         self.dropped = "dropped" if p else "lse"
@@ -215,8 +217,9 @@ class _Unfused:
         """Matrices of queries and keys, then of values where they are wanted; Megatron-LM's transpose is one copy."""
         if self.shape.megatron:
             return (apply("split_heads", "q k v", "qf kf vf", priced=priced, repeat=repeat),), ()
-        repeated = {"repeat": repeat} if repeat > 1 else {}
-        q, k, v = (apply("flat_heads", n, f"{n}f", **({} if n == "q" else repeated)) for n in "qkv")
+        repeated: dict[str, Any] = {"repeat": repeat} if repeat > 1 else {}
+        q = apply("flat_heads", "q", "qf")
+        k, v = (apply("flat_heads", n, f"{n}f", **repeated) for n in "kv")
         return (q, k), (v,)
 
     def _variant(self) -> str | None:

@@ -4,6 +4,7 @@ any."""
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from plan.program.lines import Draw, Unit, apply
 from plan.units.builder import PARTIAL, ROWS, UnitBuilder
@@ -48,7 +49,7 @@ def embedding(shape: UnitShape) -> Unit:
     return builder.unit("tokens", output)
 
 
-def _draw(builder: UnitBuilder) -> dict[str, object]:
+def _draw(builder: UnitBuilder) -> dict[str, Any]:
     d2, dropout = builder.tensors["d2"], builder.shape.dropout
     return {"mask": Draw(dropout, SITE_EMBED, d2.dims, d2.offset(0))} if dropout else {}
 

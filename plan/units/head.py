@@ -8,6 +8,7 @@ logits. A maximum and a sum over the vocabulary's ranks lie between the parts.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from plan.program.lines import Inside, Unit, apply
 from plan.units.builder import COLUMNS, MAXIMUM, PARTIAL, ROWS, UnitBuilder
@@ -48,7 +49,7 @@ def head(shape: UnitShape, weight: str = HEAD) -> Unit:
     return builder.unit("x", output, ("d0",))
 
 
-def _shard(builder: UnitBuilder, table: str) -> dict[str, object]:
+def _shard(builder: UnitBuilder, table: str) -> dict[str, Any]:
     """This rank's vocabulary: its first entry, and how many are no padding."""
     first = builder.tensors[table].offset(0)
     return {"first": first, "valid": Inside(first, builder.shape.vocab, builder.shape.whole_vocab)}

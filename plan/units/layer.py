@@ -4,6 +4,7 @@ attention (`plan.units.attention`) and feed-forward (`plan.units.mlp`)."""
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from plan.program.lines import Draw, Unit, apply
 from plan.units.attention import Attention
@@ -73,7 +74,7 @@ def _site(piece: str) -> int:
     return SITE_ATTENTION if piece == "attn.out" else SITE_MLP
 
 
-def _draw(builder: UnitBuilder, piece: str) -> dict[str, object]:
+def _draw(builder: UnitBuilder, piece: str) -> dict[str, Any]:
     """Dropout of the residual stream, where there is any."""
     x = builder.tensors["x"]
     dropout = builder.shape.dropout
