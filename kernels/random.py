@@ -46,6 +46,12 @@ def stream_key(seed: int, step: int, layer: int, site: int) -> int:
     return key
 
 
+def stream_key_words(seed: int, step: int, layer: int, site: int) -> tuple[int, int]:
+    """The key of a random stream as two signed 32-bit numbers, low and high."""
+    key = stream_key(seed, step, layer, site)
+    return _signed32(key), _signed32(key >> 32)
+
+
 def _signed32(x: int) -> int:
     x &= _MASK32
     return x - (1 << 32) if x >= 1 << 31 else x
@@ -115,6 +121,37 @@ class Dropout:
 
 
 NO_DROPOUT = Dropout(0.0)
+
+
+def key_of(dropout: Dropout | DropoutSlot, device: torch.device) -> torch.Tensor:
+    """(2,) int64: the key of a random stream on a device, low half first."""
+    if isinstance(dropout, DropoutSlot):
+        return dropout.key
+    return torch.tensor((dropout.key_low, dropout.key_high), dtype=torch.int64, device=device)
+
+
+@dataclass(frozen=True, slots=True)
+class DropoutSlot:
+    """Dropout of probability `p` whose key, two signed 32-bit numbers in int64 (low, high), is on the device: the host
+    fills it before a step."""
+
+    p: float
+    key: torch.Tensor
+
+    @property
+    def key_low(self) -> torch.Tensor:
+        """Low half of the key, 0-d."""
+        return self.key[0]
+
+    @property
+    def key_high(self) -> torch.Tensor:
+        """High half of the key, 0-d."""
+        return self.key[1]
+
+    @property
+    def scale(self) -> float:
+        """What a kept element is multiplied by."""
+        return 1.0 / (1.0 - self.p)
 
 
 # ---------------------------------------------------------------- reference

@@ -24,7 +24,7 @@ def compute_type(x: Tensor) -> torch.dtype:
 # ---------------------------------------------------------------- products
 
 
-def gemm(a: Tensor, b: Tensor, variant: str = "nt", out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+def gemm(a: Tensor, b: Tensor, bias: Tensor | None = None, out: Tensor | None = None, variant: str = "nt") -> Tensor:
     """y (m, n) of one product. nt: a (m, k), b (n, k); nn: a (m, k), b (k, n); tn: a (k, m), b (k, n).
 
     "+acc32" adds into `out`, whose type is the computing type; `bias` (n,) is added to every row.

@@ -19,15 +19,18 @@ aten = torch.ops.aten
 
 
 def attention_forward(q: Tensor, k: Tensor, v: Tensor, variant: str = "flash") -> tuple[Tensor, Tensor]:
-    """(o (b, heads, s, d), lse (b, heads, s) in the computing type)."""
+    """(o (b, heads, s, d), lse (b, heads, s) in the computing type, contiguous and of its own)."""
+    if "alibi" in variant:
+        raise InputError("torch's fused attention takes no ALiBi bias; set plan.attention: unfused")
     if not q.is_cuda:
-        return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
+        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
+        return out, lse.contiguous()
     _check_cuda(q)
     if variant.startswith("cudnn"):
         out, lse = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True)[:2]
-        return out, lse.reshape(q.shape[:3])
+        return out, lse.reshape(q.shape[:3]).contiguous()
     out, lse = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[:2]
-    return out, lse
+    return out, lse.contiguous()
 
 
 def attention_backward(

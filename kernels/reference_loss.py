@@ -34,7 +34,7 @@ def ce_exp(logits: Tensor, row_max: Tensor, targets: Tensor, first: int, valid: 
     sums = torch.zeros((2, logits.shape[0]), dtype=row_max.dtype, device=logits.device)
     if valid == 0:
         return sums
-    inside, column = _local(targets, first, valid)
+    inside, column = local_targets(targets, first, valid)
     e = torch.exp(x - row_max[:, None])
     e.scatter_(1, column, torch.where(inside, torch.zeros_like(e[:, :1]), e.gather(1, column)))
     sums[0] = e.sum(-1)
@@ -54,7 +54,7 @@ def ce_loss(
     loss.add_(((lse - target) * share).sum())
     logits[:, valid:] = 0
     if valid:
-        inside, column = _local(targets, first, valid)
+        inside, column = local_targets(targets, first, valid)
         gradient = torch.exp(logits[:, :valid].to(lse.dtype) - lse[:, None]) * share[:, None]
         at_target = (-others / total * share)[:, None]
         gradient.scatter_(1, column, torch.where(inside, at_target, gradient.gather(1, column)))
@@ -62,7 +62,7 @@ def ce_loss(
     return logits
 
 
-def _local(targets: Tensor, first: int, valid: int) -> tuple[Tensor, Tensor]:
+def local_targets(targets: Tensor, first: int, valid: int) -> tuple[Tensor, Tensor]:
     """(rows, 1): whether the target is among the valid columns, and its column (0 where not)."""
     local = (targets - first)[:, None]
     inside = (local >= 0) & (local < valid)
@@ -92,14 +92,14 @@ def adamw(
     exp_avg_sq: Tensor,
     coefficient: Tensor,
     weight: Tensor | None = None,
+    found_inf: Tensor | None = None,
     decayed: Sequence[tuple[int, int]] = (),
     *,
-    lr: float = 1e-3,
+    lr: float | Tensor = 1e-3,
     betas: tuple[float, float] = (0.9, 0.95),
     eps: float = 1e-8,
     weight_decay: float = 0.0,
-    step: int = 1,
-    found_inf: Tensor | None = None,
+    step: int | Tensor = 1,
 ) -> None:
     """One AdamW step (Loshchilov and Hutter 2019) of flat tensors (n,), in place, in a single fused pass.
 
@@ -124,7 +124,7 @@ def adamw(
                 v,
                 [],
                 steps,
-                lr=lr,
+                lr=float(lr),
                 beta1=betas[0],
                 beta2=betas[1],
                 weight_decay=decay,

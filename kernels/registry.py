@@ -1,4 +1,4 @@
-"""The one door to every operator of `plan.ops`: the trainer's pieces and the calibration's timings call the same
+"""The one door to every operator of `plan.operators`: the trainer's bodies and the calibration's timings call the same
 functions through it.
 
     registry.op("rmsnorm_forward")(x, weight, eps)          the torch reference
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from kernels import reference, reference_attention, reference_layer, reference_loss
+from kernels import reference, reference_attention, reference_layer, reference_lines, reference_loss
 from kernels import registry_inputs as make
 from kernels.registry_inputs import Inputs
 from plan.errors import InputError
@@ -126,6 +126,24 @@ _TABLE = (
 )
 OPERATIONS: dict[str, Operation] = {operation.name: operation for operation in _TABLE}
 
+_ELSEWHERE: dict[str, Callable[..., Any]] = {
+    "gemm_add": reference.accumulate,
+    "empty_like": torch.empty_like,
+    "zeros_like": torch.zeros_like,
+    "clip_coefficient": reference_loss.clip_coefficient,
+    "not_finite": reference_loss.not_finite,
+}
+LINES: dict[str, Callable[..., Any]] = _ELSEWHERE | {
+    name: getattr(reference_lines, name)
+    for name in (
+        "gemm_out", "bmm_add", "rmsnorm_input_gradient", "rmsnorm_weight_gradient", "layernorm_input_gradient",
+        "layernorm_weight_gradient", "split_heads", "flat_heads", "fold_heads", "rows_of", "merge_heads", "merge_qkv",
+        "alibi_scores", "alibi_add", "drop", "store_mask", "drop_stored", "shift_rows", "exponentiate", "row_sums",
+        "softmax_loss", "scale", "fill_all", "clone", "cast", "add_into", "statistics", "transfer",
+    )
+}  # fmt: skip
+"""Operators of `plan.operators` whose time another one's measurement answers for."""
+
 
 def op(name: str) -> Callable[..., Any]:
     """The torch reference of an operator. Raises InputError with the operators there are."""
@@ -144,7 +162,8 @@ def run_call(call: KernelCall, inputs: Inputs, ops: SimpleNamespace | None = Non
 @cache
 def bind(kernels: str, device_type: str) -> SimpleNamespace:
     """Every operator by name as attributes, implemented as `plan.kernels` asks on that kind of device."""
-    functions = {name: operation.function for name, operation in OPERATIONS.items()}
+    functions: dict[str, Callable[..., Any]] = {name: operation.function for name, operation in OPERATIONS.items()}
+    functions |= LINES
     if device_type == "cuda" and kernels == "compiled":
         functions |= {name: _compiled(functions[name], name in MASKED) for name in POINTWISE}
     if device_type == "cuda" and kernels == "triton":

@@ -62,7 +62,7 @@ def gemm(m: Maker) -> Inputs:
     a = m.normal(inner, rows) if layout == "tn" else m.normal(rows, inner)
     b = m.normal(columns, inner) if layout == "nt" else m.normal(inner, columns)
     out = m.zeros(rows, columns) if "acc32" in m.call.variant else None
-    return a, b, m.call.variant, out, m.normal(columns) if "bias" in m.call.variant else None
+    return a, b, m.normal(columns) if "bias" in m.call.variant else None, out, m.call.variant
 
 
 def bmm(m: Maker) -> Inputs:
@@ -152,4 +152,4 @@ def adamw(m: Maker) -> Inputs:
     low = DTYPES[m.call.variant] if m.call.variant and m.call.variant != m.call.dtype else None
     weight = None if low is None else torch.zeros(n, dtype=low, device=m.device)
     one = torch.ones((), dtype=m.wide, device=m.device)
-    return m.normal(n).to(m.wide), m.stat(n), m.stat(n), m.stat(n), one, weight, ((0, n),)
+    return m.normal(n).to(m.wide), m.stat(n), m.stat(n), m.stat(n), one, weight, None, ((0, n),)

@@ -150,21 +150,21 @@ def adamw(
     exp_avg_sq: Tensor,
     coefficient: Tensor,
     weight: Tensor | None = None,
+    found_inf: Tensor | None = None,
     decayed: Sequence[tuple[int, int]] = (),
     *,
-    lr: float = 1e-3,
+    lr: float | Tensor = 1e-3,
     betas: tuple[float, float] = (0.9, 0.95),
     eps: float = 1e-8,
     weight_decay: float = 0.0,
-    step: int = 1,
-    found_inf: Tensor | None = None,
+    step: int | Tensor = 1,
 ) -> None:
     """One pass over each stretch that decays, and each that does not; the low-precision copy is written on the way."""
     copy = weight if weight is not None and weight.data_ptr() != master.data_ptr() else None
     scale = coefficient.reshape(1).to(exp_avg.dtype)
     kept = reference_loss.complement(decayed, master.numel())
     for stretches, decay in ((decayed, weight_decay), (kept, 0.0)):
-        numbers = AdamWStep(lr, step, betas[0], betas[1], eps, decay)
+        numbers = AdamWStep(float(lr), int(step), betas[0], betas[1], eps, decay)
         for a, b in stretches:
             p, m, v, g = (t[a:b] for t in (master, exp_avg, exp_avg_sq, grad))
             low = None if copy is None else copy[a:b]

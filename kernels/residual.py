@@ -30,7 +30,7 @@ from kernels.launch import (
     use_triton,
 )
 from kernels.partials import PartialSum
-from kernels.random import keep_tile
+from kernels.random import keep_tile, key_of
 from kernels.reference_layer import Mask, add, add_backward
 
 Tensor = torch.Tensor
@@ -44,10 +44,10 @@ _ANY_FLOAT = (*FLOATS, torch.float64)
 # ---------------------------------------------------------------- Triton
 
 
-@triton.jit(do_not_specialize=["key_low", "key_high", "element_first"])
+@triton.jit(do_not_specialize=["element_first"])
 def residual_forward_kernel(
-    residual_ptr, z_ptr, bias_ptr, token_ptr, out_ptr,
-    residual_stride, z_stride, width, p, keep_scale, key_low, key_high, element_first,
+    residual_ptr, z_ptr, bias_ptr, token_ptr, key_ptr, out_ptr,
+    residual_stride, z_stride, width, p, keep_scale, element_first,
     HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (row, column block), flattened."""
@@ -60,14 +60,15 @@ def residual_forward_kernel(
     if HAS_BIAS:
         s += tl.load(bias_ptr + cols, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
     if HAS_DROPOUT:
-        keep = keep_tile(tl.load(token_ptr + row), cols + element_first, key_low, key_high, p)
+        low, high = tl.load(key_ptr), tl.load(key_ptr + 1)
+        keep = keep_tile(tl.load(token_ptr + row), cols + element_first, low, high, p)
         s = tl.where(keep, s * tl.cast(keep_scale, tl.float32), 0.0)
     tl.store(out_ptr + row * width + cols, (r + s).to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["key_low", "key_high", "element_first"])
+@triton.jit(do_not_specialize=["element_first"])
 def residual_backward_kernel(
-    d_ptr, token_ptr, dz_ptr, partial_ptr, d_stride, rows, width, p, keep_scale, key_low, key_high, element_first,
+    d_ptr, token_ptr, key_ptr, dz_ptr, partial_ptr, d_stride, rows, width, p, keep_scale, element_first,
     HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (column block, stripe): its columns over row tiles stripe, stripe + stripes, …; dz where there is a
@@ -82,7 +83,7 @@ def residual_backward_kernel(
         dz = tl.load(d_ptr + row * d_stride + cols, mask=inside, other=0.0).to(tl.float32)
         if HAS_DROPOUT:
             token = tl.load(token_ptr + row, mask=row < rows, other=0)
-            keep = keep_tile(token, cols + element_first, key_low, key_high, p)
+            keep = keep_tile(token, cols + element_first, tl.load(key_ptr), tl.load(key_ptr + 1), p)
             dz = tl.where(keep, dz * tl.cast(keep_scale, tl.float32), 0.0)
             tl.store(dz_ptr + row * width + cols, dz.to(dz_ptr.dtype.element_ty), mask=inside)
         total += dz
@@ -102,7 +103,7 @@ def residual_forward(residual: Tensor, z: Tensor, bias: Tensor | None = None, ma
     if launch is None:
         return add(residual, z, bias, mask)
     out = new_like(residual)
-    launch((residual, z, bias, tokens, out), *_random(mask))
+    launch((residual, z, bias, tokens, _key(mask), out), *_random(mask))
     return out
 
 
@@ -133,7 +134,7 @@ def residual_backward(d: Tensor, bias_grad: Tensor | None = None, mask: Mask | N
     launch, bias_sum = found
     dz = None if mask is None else new_like(d)
     partial = None if bias_grad is None else bias_sum.partials(d)
-    launch((d, tokens, dz, partial), *_random(mask))
+    launch((d, tokens, _key(mask), dz, partial), *_random(mask))
     if bias_grad is not None:
         bias_sum(partial, bias_grad)
     return d if dz is None else dz
@@ -170,16 +171,20 @@ def _backward_form(
     return striped(rows, width, block, device), constants
 
 
-_NO_RANDOM = 0.0, 1.0, 0, 0, 0
-"""What the kernels take of the dropout where there is none: p, keep_scale, key_low, key_high, element_first."""
+_NO_RANDOM = 0.0, 1.0, 0
+"""What the kernels take of the dropout where there is none: p, keep_scale, element_first."""
 
 
 def _random(mask: Mask | None) -> tuple[tuple[float, ...], tuple[int, ...]] | tuple[()]:
     """The same of a mask: floats, and integers."""
     if mask is None:
         return ()
-    p, scale, low, high, *_ = mask.dropout.numbers
-    return (p, scale), (low, high, mask.first_element or 0)
+    return (mask.dropout.p, mask.dropout.scale), (mask.first_element or 0,)
+
+
+def _key(mask: Mask | None) -> Tensor | None:
+    """The stream key on the device, where the kernel reads it: it may be another at the next replay of a graph."""
+    return None if mask is None else key_of(mask.dropout, mask.tokens.device)
 
 
 def _mask_signature(mask: Mask | None) -> tuple[Tensor | None, bool, bool]:

@@ -7,7 +7,7 @@
 | `importers/`, `shell/`, `exporters` | other frameworks' files as runs; scripts are evaluated, never executed |
 | `layout`, `schedules`, `deepspeed` | what rules and compiler ask: a stage's units, their order, DeepSpeed's ways |
 | `ops`, `flops` | the operators and what each costs in bytes and FLOPs |
-| `pieces/` | what a unit of the model does, kernel call by kernel call |
+| `units/` | what a unit of the model computes, operator by operator: priced and executed |
 | `program/` | the step program: instructions, blocks, calls; as text, as a hash |
 | `compile/` | a run becomes a program |
 | `prove/` | a program is sound; `sound` compiles and proves |

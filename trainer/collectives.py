@@ -32,7 +32,8 @@ def check_known(instruction: Instruction) -> None:
     comm = instruction.comm
     if comm is not None and comm.op not in ("all_reduce", "all_gather", "reduce_scatter", "send", "recv"):
         raise InputError(
-            f"communication {comm.op} ({instruction.piece}) cannot be trained; set plan.implementation: windtunnel"
+            f"communication {comm.op} ({instruction.piece}) cannot be trained; take an implementation that sends and "
+            "receives apart"
         )
     if comm is not None and comm.op in ("all_reduce", "reduce_scatter") and comm.reduce not in REDUCTIONS:
         raise InputError(

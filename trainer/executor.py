@@ -1,6 +1,6 @@
 """The executor: runs a rank's step program on torch, instruction by instruction, in host order.
 
-At construction every instruction of the step becomes an `Op`: its function (a piece, or a collective on its
+At construction every instruction of the step becomes an `Op`: its function (its linked body, or a collective on its
 communicator) bound to the places of its arguments and results, its stream, and its waits as (stream, ordinal). A step
 then issues these ops one after another. Nothing is created, dropped or reordered, and nothing is decided: strategies
 are in the program.
@@ -22,28 +22,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from kernels import registry
 from plan.program import Call, Instruction, RankProgram, StepProgram, expand, label, resolve_wait
 from plan.run import Run
-from trainer import pieces_attention, pieces_ends, pieces_step
-from trainer.bodies import Body, computation
+from trainer.bodies import Action, Bodies
 from trainer.collectives import check_known, communication
-from trainer.context import PieceContext, RankContext, StepState, coordinates
+from trainer.context import RankContext, StepState, coordinates
 from trainer.feed import Batches
 from trainer.graphs_cuda import StepGraphs, capturable
 from trainer.groups import members
 from trainer.init import initialise
-from trainer.pieces import FILLS, PIECES, PieceFunction
-from trainer.pieces_step import share_of
 from trainer.schedule_lr import learning_rate
 from trainer.startup import StartUp
 from trainer.status import Status
-from trainer.storage import Storage
+from trainer.storage import Storage, share_of
 from trainer.streams import CpuStreams, Op, Stamp, Streams, ThreadContext
 from trainer.streams_cuda import CudaStreams
 
 Tensor = torch.Tensor
-_REGISTERED = (pieces_attention, pieces_ends, pieces_step)  # importing them fills PIECES
 WAIT_S = 300.0
 
 
@@ -80,7 +75,6 @@ class Executor:
         *,
         status: Status | None = None,
         wait_s: float = WAIT_S,
-        pieces: Mapping[tuple[str, str], PieceFunction] = PIECES,
         start: StartUp | None = None,
     ) -> None:
         start = start or StartUp(shows=False)
@@ -89,10 +83,10 @@ class Executor:
         self.device = torch.device(device)
         self.mine: RankProgram = program.classes[program.class_of[rank]]
         self.storage = Storage(self.mine, self.device)
-        ops = registry.bind(run.plan.kernels, self.device.type)
-        self.context = RankContext(run, self.mine, coordinates(rank, run), ops, data, self.device)
+        self.context = self._make_context(data)
+        self.bodies = Bodies(self.context, self.storage)
         self.thread_context = thread_context
-        self._communicators, self._pieces, self._wait_s = communicators, pieces, wait_s
+        self._communicators, self._wait_s = communicators, wait_s
         start.phase("weights")
         initialise(self.storage, self.context, start.part)
         start.phase("instructions")
@@ -135,10 +129,7 @@ class Executor:
         self.streams.finish()
 
     def _begin(self, step: int) -> StepState:
-        state = self.context.state
-        state.step, state.lr = step, learning_rate(self.run.optimizer, step)
-        state.scales.clear()
-        return state
+        return self.context.begin(step, learning_rate(self.run.optimizer, step))
 
     def parameters(self) -> dict[str, Tensor]:
         """This rank's parameters by name, as it holds them (a tensor-parallel rank its share), views of the live
@@ -175,6 +166,9 @@ class Executor:
 
     # --- making ready -------------------------------------------------------------------------------------------------
 
+    def _make_context(self, data: Batches) -> RankContext:
+        return RankContext(self.run, self.mine, coordinates(self.rank, self.run), data, self.device)
+
     def _make_streams(self, status: Status, thread_context: ThreadContext) -> Streams:
         names = sorted(self._counts)
         if self.device.type == "cuda":
@@ -209,19 +203,14 @@ class Executor:
             found.append(Op(number, stream, ordinal, text, action, waits, number in waited, instruction.host_sync))
         return found
 
-    def _action(self, call_index: int, call: Call, instruction: Instruction) -> Body:
+    def _action(self, call_index: int, call: Call, instruction: Instruction) -> Action:
         storage = self.storage
         reads = [storage.place(call_index, ref) for ref in instruction.reads]
         writes = [storage.place(call_index, ref) for ref in instruction.writes]
         if instruction.comm is not None:
             return self._communication(instruction, reads, writes)
-        results = [p for p, ref in zip(writes, instruction.writes, strict=True) if ref not in instruction.reads]
         frees = [storage.place(call_index, f) for f in instruction.frees if self._bound(call_index, f)]
-        function = self._pieces[instruction.kind, instruction.piece]
-        if (instruction.kind, instruction.piece) in FILLS:
-            reads, results = [*reads, *results], []
-        context = PieceContext(self.context, call.micro, instruction.unit)
-        return computation(storage, function, context, reads, results, frees)
+        return self.bodies.action(call, instruction, reads, writes, frees)
 
     def _bound(self, call_index: int, ref: int) -> bool:
         """Whether a freed buffer is there: the port of a send that never happened (first use of a ring) has nothing
@@ -231,7 +220,7 @@ class Executor:
         except KeyError:
             return False
 
-    def _communication(self, instruction: Instruction, reads: list[int], writes: list[int]) -> Body:
+    def _communication(self, instruction: Instruction, reads: list[int], writes: list[int]) -> Action:
         comm, rank = instruction.comm, self.rank
         assert comm is not None
         check_known(instruction)

@@ -19,12 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from plan.compile.parameters import HEAD, TABLE
 from plan.model import Model
 from plan.program import Bucket, Param
 from trainer.context import RankContext
-from trainer.pieces_step import share_of
-from trainer.storage import Storage
+from trainer.storage import Storage, share_of
 
 Tensor = torch.Tensor
 Progress = Callable[[int, int], None]
@@ -180,7 +178,7 @@ def _drawn(draw: Draw, model: Model, seed: int, tp: int, buffer: Tensor) -> Tens
     values = buffer[: rows * width].view(rows, width)
     generator.standard_normal(dtype=np.float32, out=values.numpy())
     values *= float(np.float32(deviation))
-    if name in (TABLE, HEAD) and begin + rows > model.vocab:
-        values[max(model.vocab - begin, 0) :] = 0
+    if param.used_rows is not None and begin + rows > param.used_rows:
+        values[max(param.used_rows - begin, 0) :] = 0
     columns = slice(tp * param.local_shape[1], (tp + 1) * param.local_shape[1]) if param.shard_dim == 1 else slice(None)
     return values[draw.first - begin : draw.last - begin, columns].reshape(-1)

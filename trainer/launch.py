@@ -26,12 +26,12 @@ from plan.errors import InputError, Stopped, WindtunnelError
 from plan.program import StepProgram, expand, label
 from plan.run import Run
 from plan.sound import compile_proved
+from plan.trainable import check_trainable
 from trainer.data import cache_folder, open_data
 from trainer.heartbeat import Silence, Watch, silent_s
 from trainer.log import kept, plain
 from trainer.nonfinite import NotFinite
 from trainer.processes import run_processes
-from trainer.run import check_trainable
 from trainer.status import read
 
 MEETING = "rendezvous"

@@ -1,8 +1,8 @@
 """A step whose loss or gradient norm is not finite (`train.nonfinite`): where it came from.
 
 STEP is conditional on the device: where the reduced norm or loss is not finite, weights and optimizer state stay bit
-for bit what they were (`RankContext.update_scales`). So when the host reads the two at the end of the step, as it does
-anyway, the step can be run again from the same state, with a look at every tensor an instruction writes (`explain`).
+for bit what they were. So when the host reads the two at the end of the step, as it does anyway, the step can be run
+again from the same state, with a look at every tensor an instruction writes (`explain`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from plan.errors import WindtunnelError
 from plan.program import Buffer, Placed, expand
-from trainer.pieces_step import share_of
+from trainer.storage import share_of
 
 if TYPE_CHECKING:
     from trainer.executor import Executor, StepResult

@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 
 from plan.compile import compile_run
-from plan.deepspeed import gradient_way
 from plan.errors import InputError
 from plan.program import StepProgram
 from plan.run import Run, canonical_json, load
+from plan.trainable import check_trainable
 from trainer.clocks import clocks
 from trainer.data import TokenFile, open_data
 from trainer.executor import Executor, StepResult
@@ -150,36 +150,6 @@ def _probe(run: Run, rank: int, device: torch.device) -> dict[str, float]:
         found = machine_probe(PROBE_S, run.cluster.threads_per_rank)
     dist.barrier()
     return found
-
-
-def check_trainable(run: Run) -> None:
-    """Raises InputError for what a run may ask and this trainer does not do."""
-    problems = []
-    if run.plan.implementation not in ("windtunnel", "deepspeed"):
-        problems.append(
-            f"plan.implementation {run.plan.implementation} can be forecast; what trains is implementation: windtunnel "
-            "or deepspeed"
-        )
-    if run.checkpoint.every:
-        problems.append(
-            f"checkpoint.every {run.checkpoint.every}: checkpoints are not written yet; set checkpoint.every: 0"
-        )
-    if run.train.eval_every:
-        problems.append(f"train.eval_every {run.train.eval_every}: evaluation is not run yet; set train.eval_every: 0")
-    if run.model.positions == "alibi" and run.plan.attention != "unfused":
-        problems.append(
-            f"model.positions alibi trains with attention: unfused (it is {run.plan.attention}), because torch's fused "
-            "kernels take no bias; set plan.attention: unfused"
-        )
-    if run.plan.gradient_dtype in ("fp16", "bf16") and gradient_way(run.plan) == "fused":
-        problems.append(
-            f"plan.gradient_dtype {run.plan.gradient_dtype} can be forecast; gradients are trained in fp32: set "
-            "gradient_dtype: fp32"
-        )
-    if run.plan.precision == "fp16":
-        problems.append("plan.precision fp16 needs loss scaling, which is not trained yet; set precision: bf16")
-    if problems:
-        raise InputError(problems)
 
 
 def main(folder: Path, store: dist.Store, say: Callable[[str], None]) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import torch
 
 from kernels.registry_inputs import DTYPES
-from plan.program import OFF_DEVICE, Buffer, RankProgram, numel, resolve_buffer
+from plan.program import OFF_DEVICE, Bucket, Buffer, RankProgram, numel, resolve_buffer
 
 Tensor = torch.Tensor
 
@@ -83,11 +83,7 @@ class Storage:
         return buffer.slot is None and buffer.base is None
 
     def put(self, place: int, tensor: Tensor) -> None:
-        """Fill an allocated place, or copy into one that is held for the whole run (the norm's two sums)."""
-        held = self.table[place]
-        if held is not None:
-            held.copy_(tensor)
-            return
+        """Fill an allocated place."""
         self.table[place] = tensor
         if not self.counts:
             return
@@ -128,3 +124,10 @@ class Storage:
                 flat = self.tensor(bucket.grad_buffer)
                 views[param.name] = flat[param.offset : param.offset + param.local_numel].view(param.local_shape)
         return views
+
+
+def share_of(bucket: Bucket, dp: int) -> slice:
+    """The elements of a bucket that data-parallel rank `dp` steps: all of them, or its shard under ZeRO."""
+    if bucket.shard_numel == bucket.numel:
+        return slice(0, bucket.numel)
+    return slice(dp * bucket.shard_numel, (dp + 1) * bucket.shard_numel)

@@ -2,7 +2,7 @@
 
     plan.run.load → Run → compile_run → StepProgram → (simulator | trainer)
 
-`plan.pieces` says what a unit does, `plan.schedules` in what order a stage computes. In the order of reading:
+`plan.units` says what a unit does, `plan.schedules` in what order a stage computes. In the order of reading:
 
 | file | what it makes |
 | --- | --- |

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from plan.program import Block, Buffer, Comm, Instruction, KernelCall, Phase, PortIn, PortOut, Stream
+from plan.program import Block, Buffer, Comm, Instruction, Phase, PortIn, PortOut, Stream
+from plan.program.lines import Body
 
 
 @dataclass(slots=True)
@@ -128,9 +129,9 @@ class BlockBuilder:
 
     def emit(
         self, phase: Phase, kind: str, unit: int, piece: str, stream: Stream,
-        reads: tuple[int, ...] = (), writes: tuple[int, ...] = (), body: tuple[KernelCall, ...] = (),
+        reads: tuple[int, ...] = (), writes: tuple[int, ...] = (), lines: Body | None = None,
         comm: Comm | None = None, after: tuple[int, ...] = (),
-        transient_bytes: int = 0, priority: int = 0, host_sync: bool = False,
+        priority: int = 0, host_sync: bool = False,
     ) -> int:  # fmt: skip
         """Append an instruction; `after` are waits (local ids, or -1 - port) wanted besides those its buffers ask
         for.
@@ -142,8 +143,9 @@ class BlockBuilder:
         clock.last[stream] = index
         self._clocks.append(clock)
         self._tail[stream] = index
+        calls, bytes_ = ((), 0) if lines is None else (lines.calls, lines.transient_bytes)
         instruction = Instruction(
-            phase, kind, unit, piece, stream, body, comm, waits, reads, writes, (), transient_bytes, priority, host_sync
+            phase, kind, unit, piece, stream, calls, comm, waits, reads, writes, (), bytes_, priority, host_sync, lines
         )
         self.instructions.append(instruction)
         return index

@@ -13,8 +13,9 @@ from typing import Protocol
 from plan.compile.builder import BlockBuilder
 from plan.compile.recompute import SAVED, UnitPlan
 from plan.compile.rings import Rings
-from plan.pieces import Move, Step, Unit, Work
-from plan.program import Buffer, Comm, KernelCall, Phase, Stream, rank_wide
+from plan.program import Buffer, Comm, Phase, Stream, numel, rank_wide
+from plan.program.lines import Body, Lines, Move, Part, Unit
+from plan.units import step as around
 
 Scope = dict[str, int]
 
@@ -77,15 +78,13 @@ class ChunkCompiler:
 
     def compute(
         self, phase: Phase, kind: str, number: int, piece: str, reads: tuple[int, ...], writes: tuple[int, ...],
-        body: tuple[KernelCall, ...], after: tuple[int, ...] = (), transient_bytes: int = 0,
+        lines: Body, after: tuple[int, ...] = (),
     ) -> int:  # fmt: skip
         """Emit a compute instruction; the first of the block frees what was to be freed on entry."""
         entry, self._entry = self._entry, None
         if entry is not None:
             after = (*after, -1 - entry[0])
-        index = self.builder.emit(
-            phase, kind, number, piece, "compute", reads, writes, body, after=after, transient_bytes=transient_bytes
-        )
+        index = self.builder.emit(phase, kind, number, piece, "compute", reads, writes, lines, after=after)
         self._latest = index
         if entry is not None:
             self.builder.discard(entry[1], index)
@@ -105,7 +104,7 @@ class ChunkCompiler:
         slot = self.rings.slot(name, spec) if spec.gathered else None
         return Buffer(spec.shape, spec.dtype, spec.pool, name, slot)
 
-    def steps(self, plan: UnitPlan, steps: tuple[Step, ...], scope: Scope, recompute: bool = False) -> None:
+    def steps(self, plan: UnitPlan, steps: tuple[Part, ...], scope: Scope, recompute: bool = False) -> None:
         """Emit a unit's steps in order."""
         self._unit = plan.number
         for step in steps:
@@ -121,13 +120,13 @@ class ChunkCompiler:
                 continue
             self._work(step, plan.number, phase, reads, writes)
 
-    def _work(self, step: Work, number: int, phase: Phase, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
+    def _work(self, step: Lines, number: int, phase: Phase, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
         params = [n[2:] for n in step.reads if n.startswith("w:")]
         buckets = dict.fromkeys(self.names.bucket_of[p] for p in params)
         after = tuple(-1 - self.first_waits.pop(b) for b in buckets if b in self.first_waits)
         if self.shards is not None:
             after, self.shards.after = (*after, *self.shards.after), ()
-        self.compute(phase, step.kind, number, step.piece, reads, writes, step.body, after, step.transient_bytes)
+        self.compute(phase, step.kind, number, step.piece, reads, writes, step.body, after)
         if self.after_grad is not None:
             for name in dict.fromkeys(n[2:] for n in step.writes if n.startswith("g:")):
                 self.after_grad(name)
@@ -136,7 +135,8 @@ class ChunkCompiler:
         """Keep this rank's share of the unit's input; the input itself goes when the unit has read it."""
         spec = plan.unit.tensors[SAVED]
         scope[SAVED] = self.builder.buffer(Buffer(spec.shape, spec.dtype, spec.pool, SAVED))
-        body = (KernelCall("copy", spec.shape, spec.dtype),)
+        whole = plan.unit.tensors[plan.unit.source]
+        body = around.share(whole.shape, numel(whole.shape) // numel(spec.shape), spec.dtype)
         self.compute("R", "SHARE", plan.number, SAVED, (scope[plan.unit.source],), (scope[SAVED],), body)
 
     def unshare(self, plan: UnitPlan, scope: Scope) -> None:
@@ -152,6 +152,6 @@ class ChunkCompiler:
         """Token ids (or targets) of the micro-batch."""
         spec = unit.tensors[name]
         buffer = self.builder.buffer(Buffer(spec.shape, spec.dtype, spec.pool, name))
-        body = (KernelCall("copy", spec.shape, spec.dtype),)
+        body = around.load(spec.shape, int(name == "targets"))
         self.compute("F", "LOAD", number, name, (), (buffer,), body)
         return buffer

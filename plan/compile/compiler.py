@@ -13,29 +13,32 @@ from plan.deepspeed import is_deepspeed
 from plan.layout import layout
 from plan.model import Model
 from plan.parallel import Plan
-from plan.pieces.shapes import Extents, extents
 from plan.program import RankProgram, StepProgram
 from plan.program.hashing import program_hash
 from plan.run import Run
 from plan.schedules import Placement, placements
 from plan.uncollected import uncollected
+from plan.units import AdamNumbers, UnitShape, unit_shape
 
 
 def compile_run(run: Run) -> StepProgram:
     """The step program of a run that passed `plan.run.rules`."""
-    return compile_plan(run.model, run.plan)
+    given = run.optimizer
+    conditional = run.train.nonfinite != "continue"
+    optimizer = AdamNumbers(given.betas, given.eps, given.weight_decay, given.clip_norm, conditional)
+    return compile_plan(run.model, run.plan, optimizer)
 
 
-def compile_plan(model: Model, plan: Plan) -> StepProgram:
-    """The step program of `model` under `plan`."""
+def compile_plan(model: Model, plan: Plan, optimizer: AdamNumbers | None = None) -> StepProgram:
+    """The step program of `model` under `plan`; the optimizer's numbers are the usual ones where none are given."""
     with uncollected():
-        return _compiled(model, plan)
+        return _compiled(model, plan, optimizer or AdamNumbers())
 
 
-def _compiled(model: Model, plan: Plan) -> StepProgram:
-    e, units, placed = extents(model, plan), layout(model, plan), placements(plan)
+def _compiled(model: Model, plan: Plan, optimizer: AdamNumbers) -> StepProgram:
+    e, units, placed = unit_shape(model, plan), layout(model, plan), placements(plan)
     classes = tuple(
-        _stage(model, plan, e, units[stage], placed[stage], stage) for stage in range(plan.pipeline_parallel)
+        _stage(model, plan, optimizer, e, units[stage], placed[stage], stage) for stage in range(plan.pipeline_parallel)
     )
     if plan.launch_blocking:
         classes = tuple(_blocking(stage) for stage in classes)
@@ -49,9 +52,11 @@ def _compiled(model: Model, plan: Plan) -> StepProgram:
     return replace(program, hash=program_hash(program))
 
 
-def _stage(model: Model, plan: Plan, e: Extents, units: Units, placement: Placement, stage: int) -> RankProgram:
+def _stage(
+    model: Model, plan: Plan, optimizer: AdamNumbers, e: UnitShape, units: Units, placement: Placement, stage: int
+) -> RankProgram:
     batched = batches_transfers(plan)
-    blocks = StageBlocks(Held(model, plan, e, units, placement.slots, stage, batched))
+    blocks = StageBlocks(Held(model, plan, optimizer, e, units, placement.slots, stage, batched))
     blocks.compile()
     placer = CallPlacer(blocks, placement)
     placer.open()

@@ -19,9 +19,10 @@ from plan.compile.chunk import ChunkCompiler
 from plan.compile.rings import Rings
 from plan.deepspeed import is_deepspeed
 from plan.parallel import Plan
-from plan.pieces.shapes import Extents
-from plan.pieces.unit import TensorSpec
-from plan.program import Buffer, Comm, KernelCall, Phase, Stream, numel
+from plan.program import Buffer, Comm, Phase, Stream
+from plan.program.lines import Tensor
+from plan.units import UnitShape
+from plan.units import step as around
 
 SLOT = "edge.gather"
 
@@ -30,7 +31,7 @@ class Edges:
     """The boundary's tensors. `partitioned`: transfers carry a tensor-parallel rank's stretch; `kept`: a forward's
     output stays until its backward."""
 
-    def __init__(self, e: Extents, plan: Plan, rings: Rings) -> None:
+    def __init__(self, e: UnitShape, plan: Plan, rings: Rings) -> None:
         self.rings, self.ranks, self.dtype = rings, e.tp, e.dtype
         self.shape = (e.local_tokens, e.hidden)
         self.kept = is_deepspeed(plan)
@@ -69,22 +70,17 @@ class Edges:
     def part(self, compiler: ChunkCompiler, phase: Phase, unit: int, piece: str, whole: int) -> int:
         """The rank's stretch of a tensor."""
         part = compiler.builder.buffer(self.carried())
-        body = (KernelCall("copy", (numel(self.carried().shape),), self.dtype),)
+        body = around.part(self.shape, self.ranks, self.dtype)
         compiler.compute(phase, "PART", unit, piece, (whole,), (part,), body)
         return part
 
     def join(self, compiler: ChunkCompiler, phase: Phase, unit: int, piece: str, part: int) -> int:
         """The tensor from all ranks' stretches."""
-        builder, spec = compiler.builder, TensorSpec(self.shape, self.dtype, "gather")
+        builder, spec = compiler.builder, Tensor(piece, self.shape, self.dtype, "gather")
         slot = builder.buffer(Buffer(self.shape, self.dtype, "gather", piece, self.rings.claim(SLOT, spec)))
         comm = Comm("all_gather", "tp", spec.bytes, self.dtype, "tp")
         builder.emit(phase, "AG", unit, piece, "tp", (part,), (slot,), comm=comm, priority=2)
         whole = builder.buffer(Buffer(self.shape, self.dtype, "act", piece))
-        size = numel(self.shape)
-        body = (
-            KernelCall("fill", (size,), self.dtype),
-            KernelCall("copy", (size // self.ranks,), self.dtype),
-            KernelCall("copy", (size,), self.dtype, "", 2),
-        )
-        compiler.compute(phase, "JOIN", unit, piece, (slot,), (whole,), body, transient_bytes=spec.bytes)
+        body = around.join(self.shape, self.ranks, self.dtype)
+        compiler.compute(phase, "JOIN", unit, piece, (slot,), (whole,), body)
         return whole

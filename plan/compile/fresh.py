@@ -4,7 +4,7 @@
                 the main ones (`update_hp_grads` of `runtime/bf16_optimizer.py`, v0.6.5)
 
 Until the next backward clears them they stay beside the main gradients. Nothing but the backward writes them: products
-overwrite theirs, and what is added up instead starts from zero (`trainer.pieces_step.add_fresh`).
+overwrite theirs, and what is added up instead starts from zero.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from __future__ import annotations
 from plan.compile.builder import BlockBuilder
 from plan.compile.parameters import Parameters
 from plan.parallel import Plan
-from plan.program import DTYPE_BYTES, KernelCall, Param, rank_wide
+from plan.program import Param, rank_wide
+from plan.units import step as around
 
 
 def add_fresh(builder: BlockBuilder, plan: Plan, parameters: Parameters, unit: int, params: list[Param]) -> None:
@@ -20,15 +21,10 @@ def add_fresh(builder: BlockBuilder, plan: Plan, parameters: Parameters, unit: i
     backward scatters into zeros."""
     if not params:
         return
-    body = tuple(call for param in params for call in _calls(plan, unit, param))
+    # Products overwrite theirs; what a backward adds up (norms, biases, the embedding's tables) starts from zero again.
+    cleared = [len(p.local_shape) == 1 or unit == 0 for p in params]
+    body = around.accumulate([p.local_shape for p in params], plan.precision, plan.gradient_dtype, cleared)
     fresh = [rank_wide(parameters.fresh_ref[p.name]) for p in params]
     main = [rank_wide(parameters.grad_ref[p.name]) for p in params]
-    refs, widest = (*fresh, *main), max(p.local_numel for p in params) * DTYPE_BYTES[plan.gradient_dtype]
-    builder.emit("W", "ACC", unit, "grads", "compute", refs, refs, body, transient_bytes=widest)
-
-
-def _calls(plan: Plan, unit: int, param: Param) -> list[KernelCall]:
-    size, wide = (param.local_numel,), plan.gradient_dtype
-    clear = [KernelCall("fill", size, plan.precision)] if unit == 0 and len(param.full_shape) > 1 else []
-    widen = KernelCall("copy", size, plan.precision, f"{plan.precision}->{wide}")
-    return [*clear, widen, KernelCall("add", size, wide)]
+    refs = (*fresh, *main)
+    builder.emit("W", "ACC", unit, "grads", "compute", refs, refs, body)

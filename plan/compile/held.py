@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from plan.compile.chunk import StageNames
 from plan.compile.edges import Edges
-from plan.compile.parameters import HEAD, TABLE, Parameters, lay_out, unit_params
+from plan.compile.parameters import Parameters, lay_out, unit_params
 from plan.compile.recompute import UnitPlan, share_saved, unit_plan
 from plan.compile.rings import Rings
 from plan.compile.shards import Shards
 from plan.model import Model
 from plan.parallel import Plan
-from plan.pieces import embedding, head, layer
-from plan.pieces.shapes import Extents
 from plan.program import Buffer, Param, Phase, Stream
 from plan.schedules import Slot
+from plan.units import HEAD, TABLE, AdamNumbers, UnitShape, embedding, head, layer
 
 Units = tuple[tuple[int, ...], ...]  # units of each chunk
 
@@ -22,9 +21,17 @@ class Held:
     """One stage of `model` under `plan`. `batched`: transfers are paired, and share one stream for each neighbour."""
 
     def __init__(
-        self, model: Model, plan: Plan, e: Extents, units: Units, slots: tuple[Slot, ...], stage: int, batched: bool
+        self,
+        model: Model,
+        plan: Plan,
+        optimizer: AdamNumbers,
+        e: UnitShape,
+        units: Units,
+        slots: tuple[Slot, ...],
+        stage: int,
+        batched: bool,
     ) -> None:
-        self.model, self.plan, self.e = model, plan, e
+        self.model, self.plan, self.optimizer, self.e = model, plan, optimizer, e
         self.units, self.stage, self.batched = units, stage, batched
         self._last = {slot.chunk: i for i, slot in enumerate(slots) if slot.phase == "B"}
         self.rings = Rings()

@@ -21,8 +21,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from plan.compile.builder import BlockBuilder
+from plan.compile.parameters import Parameters
 from plan.parallel import Plan
-from plan.program import Bucket, KernelCall, rank_wide
+from plan.program import Bucket, numel, rank_wide
+from plan.units import AdamNumbers
+from plan.units import step as around
 
 
 def copied_early(plan: Plan, bucket: Bucket) -> bool:
@@ -36,7 +39,8 @@ def copied_early(plan: Plan, bucket: Bucket) -> bool:
 def copy_gradient(builder: BlockBuilder, bucket: Bucket, after: tuple[int, ...] = ()) -> int:
     """The bucket's reduced gradient goes to the host; returns the copy's local id."""
     source, target = rank_wide(bucket.reduced_buffer), rank_wide(bucket.host_grad_buffer)
-    return builder.emit("step", "D2H", bucket.index, "gradients", "d2h", (source,), (target,), after=after)
+    body = around.transfer(bucket.shard_numel, bucket.shard_numel, "")
+    return builder.emit("step", "D2H", bucket.index, "gradients", "d2h", (source,), (target,), body, after=after)
 
 
 @dataclass(slots=True)
@@ -44,7 +48,8 @@ class HostSteps:
     """The steps of offloaded buckets in a closing block. `copied`: in-ports of the gradients copied already."""
 
     builder: BlockBuilder
-    body: tuple[str, str]  # the optimizer's state dtype and variant
+    parameters: Parameters
+    optimizer: AdamNumbers
     stats: tuple[int, int]  # rank-wide buffers: on the device, on the host
     copied: dict[int, int]
     done: list[int] = field(default_factory=list)
@@ -56,7 +61,7 @@ class HostSteps:
         late = [b for b in buckets if b.index not in self.copied]
         self.copied |= {b.index: copy_gradient(self.builder, b, gradients) for b in late}
         device, host = map(rank_wide, self.stats)
-        self.builder.emit("step", "D2H", 0, "stats", "d2h", (device,), (host,))
+        self.builder.emit("step", "D2H", 0, "stats", "d2h", (device,), (host,), around.transfer(2, 2, ""))
         for bucket in buckets:
             self._step(bucket, host)
 
@@ -68,15 +73,18 @@ class HostSteps:
             state.append(weights)
         updated = tuple(map(rank_wide, state))
         reads = (stats, rank_wide(bucket.host_grad_buffer), *updated)
-        dtype, variant = self.body
-        body = (KernelCall("adamw", (bucket.shard_numel,), dtype, variant),)
+        gradient = self.parameters.buffers[bucket.host_grad_buffer]
+        body = around.adamw(self.parameters.stepped(bucket, gradient, state), self.optimizer)
         step = self.builder.emit(
             "step", "STEP", bucket.index, "adamw.host", "cpu", reads, updated, body,
             after=(self.copied[bucket.index],), host_sync=True,
         )  # fmt: skip
         self.done.append(step)
         if not on_host:
+            held = self.parameters.buffers
             source, target = rank_wide(weights), rank_wide(bucket.weight_buffer)
-            self.done.append(
-                self.builder.emit("step", "H2D", bucket.index, "weights", "h2d", (source,), (target,), after=(step,))
+            body = around.transfer(numel(held[weights].shape), numel(held[bucket.weight_buffer].shape), "")
+            up = self.builder.emit(
+                "step", "H2D", bucket.index, "weights", "h2d", (source,), (target,), body, after=(step,)
             )
+            self.done.append(up)

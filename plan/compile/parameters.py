@@ -16,9 +16,10 @@ from plan.compile.partition import offloaded, partitions_gradients, partitions_w
 from plan.deepspeed import gradient_way, is_deepspeed, runs_megatron_layers
 from plan.model import Model
 from plan.parallel import Plan
-from plan.program import DTYPE_BYTES, Bucket, Buffer, Param, Pool
+from plan.program import DTYPE_BYTES, Bucket, Buffer, Param, Pool, numel
+from plan.units import HEAD, TABLE
+from plan.units.step import Stepped
 
-TABLE, HEAD = "embed.tokens.weight", "head.weight"
 Kind = Literal["sharded", "replicated", "tied"]
 
 
@@ -32,6 +33,21 @@ class Parameters:
     weight_ref: dict[str, int]  # rank-wide buffer of each parameter's weight view
     grad_ref: dict[str, int]  # of its main gradient
     fresh_ref: dict[str, int]  # of the gradient that a backward makes: the main one, unless it is made apart
+
+    def stepped(self, bucket: Bucket, gradient: Buffer, state: list[int]) -> Stepped:
+        """What the step of a bucket is on a rank; `state`: master, exp_avg, exp_avg_sq [, the weights that follow]."""
+        flats = [self.buffers[index] for index in state]
+        sizes = [(numel(flat.shape), flat.dtype) for flat in (gradient, *flats)]
+        params = sorted((p for p in self.params if p.bucket == bucket.index and p.decay), key=lambda p: p.offset)
+        return Stepped(
+            share=bucket.shard_numel,
+            sharded=bucket.shard_numel < bucket.numel,
+            gradient=sizes[0],
+            master=sizes[1],
+            weight=sizes[4] if len(sizes) > 4 else None,
+            state=flats[1].dtype,
+            decayed=tuple((p.offset, p.offset + p.local_numel) for p in params),
+        )
 
 
 def _param(
@@ -70,14 +86,15 @@ def _embedding_params(model: Model, plan: Plan) -> list[Param]:
     found = _norm(model, plan, "embed.norm") if model.embedding_norm else []
     if model.positions == "learned":
         found.append(_param("embed.positions.weight", (model.max_positions, model.hidden), plan, normal))
-    return [*found, _param(TABLE, (vocab, model.hidden), plan, normal, 0)]
+    table = _param(TABLE, (vocab, model.hidden), plan, normal, 0)
+    return [*found, replace(table, used_rows=model.vocab)]
 
 
 def _head_params(model: Model, plan: Plan, tied_here: bool) -> list[Param]:
     if tied_here:
         return _norm(model, plan, "head.norm")
     vocab = model.padded_vocab(plan.tensor_parallel)
-    weight = _param(HEAD, (vocab, model.hidden), plan, f"normal:{model.init_std}", 0)
+    weight = replace(_param(HEAD, (vocab, model.hidden), plan, f"normal:{model.init_std}", 0), used_rows=model.vocab)
     if model.tied_embeddings:
         weight = replace(weight, tied_to=TABLE)
     return [weight, *_norm(model, plan, "head.norm")]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from plan.pieces import Step, TensorSpec, Unit, saved_names
 from plan.program import numel
+from plan.program.lines import Part, Tensor, Unit
+from plan.units import saved_names
 
 SAVED = "saved"
 
@@ -17,7 +18,7 @@ class UnitPlan:
     unit: Unit
     number: int
     kept: tuple[str, ...]
-    repeated: tuple[Step, ...]
+    repeated: tuple[Part, ...]
     shared: bool = False  # of what is kept each tensor-parallel rank keeps its share
 
 
@@ -25,7 +26,7 @@ def share_saved(plan: UnitPlan, ranks: int) -> UnitPlan:
     """The input of a recomputed unit, flat and cut over the tensor-parallel ranks that all hold it: each keeps its
     share (DeepSpeed's `partition_activations`, Megatron-LM's `--distribute-saved-activations`)."""
     whole = plan.unit.tensors[plan.unit.source]
-    share = TensorSpec((numel(whole.shape) // ranks,), whole.dtype)
+    share = Tensor(SAVED, (numel(whole.shape) // ranks,), whole.dtype)
     unit = replace(plan.unit, tensors={**plan.unit.tensors, SAVED: share})
     return UnitPlan(unit, plan.number, (SAVED,), plan.repeated, shared=True)
 
@@ -45,7 +46,7 @@ def unit_plan(unit: Unit, number: int, recompute: str, whole: bool = False) -> U
     return UnitPlan(unit, number, kept, _slice(unit, missing, set(kept)))
 
 
-def _slice(unit: Unit, missing: set[str], kept: set[str]) -> tuple[Step, ...]:
+def _slice(unit: Unit, missing: set[str], kept: set[str]) -> tuple[Part, ...]:
     """The forward steps needed to make `missing` again from `kept` (a unit's last sum is not among them)."""
     wanted, steps = set(missing), []
     for step in reversed(unit.forward):

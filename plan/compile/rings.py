@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from plan.pieces import TensorSpec
 from plan.program import Buffer
+from plan.program.lines import Tensor
 
 
 @dataclass(slots=True)
 class Rings:
     """Fixed slots of a stage and the largest tenant of each; successive tenants of a family alternate between two."""
 
-    sizes: dict[str, TensorSpec] = field(default_factory=dict)
+    sizes: dict[str, Tensor] = field(default_factory=dict)
     _next: dict[str, int] = field(default_factory=dict)
 
     def start_block(self) -> None:
         """Every block starts on the first slot: blocks are position-independent."""
         self._next = {}
 
-    def slot(self, name: str, spec: TensorSpec) -> str:
+    def slot(self, name: str, spec: Tensor) -> str:
         """The slot of the next tenant: names differ by digits and end in f (gathered), g (gathered again) or r
         (reduced).
         """
@@ -29,7 +29,7 @@ class Rings:
         self._next[family] = (turn + 1) % 2
         return self.claim(f"{family}.{turn}", spec)
 
-    def claim(self, slot: str, spec: TensorSpec) -> str:
+    def claim(self, slot: str, spec: Tensor) -> str:
         """Note a tenant of a named slot."""
         held = self.sizes.get(slot)
         if held is None or spec.bytes > held.bytes:

@@ -31,8 +31,9 @@ from plan.compile.rings import Rings
 from plan.compile.step import COPIED
 from plan.deepspeed import reduces_to_all
 from plan.parallel import Plan
-from plan.pieces.unit import Step, TensorSpec
-from plan.program import DTYPE_BYTES, Bucket, Buffer, Comm, KernelCall, Param, Phase, Stream, rank_wide
+from plan.program import DTYPE_BYTES, Bucket, Buffer, Comm, Param, Phase, Stream, rank_wide
+from plan.program.lines import Part, Tensor
+from plan.units import step as around
 
 WEIGHTS, GRADIENTS, REDUCED, STAGED = "shard.weights", "shard.gradients", "shard.reduced", "shard.staged"
 LAST_STREAM: dict[str, Stream] = {WEIGHTS: "compute", GRADIENTS: "dp", REDUCED: "dp", STAGED: "dp"}
@@ -64,11 +65,11 @@ class Shards:
         self.writers = {b: writers.count(b) for b in writers}
         self.staged = {b.index for b in self.buckets if parameters.buffers[b.weight_buffer].pool == "host"}
 
-    def _weights(self, steps: Iterable[Step]) -> Layout:
+    def _weights(self, steps: Iterable[Part]) -> Layout:
         names = [n[2:] for step in steps for n in step.reads if n.startswith("w:")]
         return self._layout(n for n in names if self.buckets[self.params[n].bucket].weights_sharded)
 
-    def _gradients(self, steps: Iterable[Step]) -> Layout:
+    def _gradients(self, steps: Iterable[Part]) -> Layout:
         names = [n[2:] for step in steps for n in step.writes if n.startswith("g:")]
         return self._layout(n for n in names if self.buckets[self.params[n].bucket].gradients_sharded)
 
@@ -161,7 +162,7 @@ class BlockShards:
         turn = self._turns.get(family, 0)
         self._turns[family] = (turn + 1) % 2
         slot = f"{family}.{turn}"
-        self.shards.rings.claim(slot, TensorSpec((elements,), dtype, "gather"))
+        self.shards.rings.claim(slot, Tensor(slot, (elements,), dtype, "gather"))
         if slot not in self._slots:
             self._slots.add(slot)
             self.builder.guard(slot, slot, LAST_STREAM[family])
@@ -185,13 +186,14 @@ class BlockShards:
     def _stage(self, unit: int, bucket: Bucket, shard: int, piece: str) -> int:
         """A shard kept on the host is copied to the device first, into a slot of its own ring."""
         staged = self._tenant(STAGED, bucket.shard_numel, self.shards.plan.precision, f"shard of unit {unit}")
-        self.builder.emit(self.phase, "H2D", unit, piece, "h2d", (shard,), (staged,), priority=1)
+        body = around.transfer(bucket.shard_numel, bucket.shard_numel, "")
+        self.builder.emit(self.phase, "H2D", unit, piece, "h2d", (shard,), (staged,), body, priority=1)
         return staged
 
     def _clear(self, unit: int) -> None:
         total, dtype = self.shards.gradients[unit].total, self.shards.plan.gradient_dtype
         flat = self._flats[GRADIENTS, unit] = self._tenant(GRADIENTS, total, dtype, f"gradients of unit {unit}")
-        body = (KernelCall("fill", (total,), dtype),)
+        body = around.clear(total, dtype)
         after, self.after = self.after, ()
         self.builder.emit(self.phase, "ZERO", unit, "gradients", "compute", (), (flat,), body, after=after)
 
@@ -217,7 +219,8 @@ class BlockShards:
     def _reduce(self, unit: int, bucket: Bucket, source: int) -> int:
         """Returns the instruction after which the bucket's gradient shard holds this micro-batch too."""
         dtype, shard = self.shards.plan.gradient_dtype, rank_wide(bucket.grad_buffer)
-        body = (KernelCall("add", (bucket.shard_numel,), dtype),)
+        source_elements = bucket.numel if self.shards.to_all else bucket.shard_numel
+        body = around.add_share(source_elements, bucket.shard_numel, dtype)
         piece, size = _piece(bucket, "gradients"), bucket.numel * DTYPE_BYTES[dtype]
         if self.shards.to_all:
             comm = Comm("all_reduce", "dp", size, dtype, "dp", "sum", self.shards.plan.communication.allreduce)

@@ -10,8 +10,8 @@ from plan.compile.passes import Unreduced, backward_block, forward_block
 from plan.compile.step import close_block, open_block
 from plan.compile.transfers import exchange_block, transfer_block
 from plan.deepspeed import is_deepspeed
-from plan.pieces import TensorSpec
 from plan.program import Block, Buffer, Comm, CommOp, Phase, Role, Stream
+from plan.program.lines import Tensor
 
 
 class StageBlocks:
@@ -98,7 +98,7 @@ class StageBlocks:
 
     def _slot_buffer(self, name: str) -> Buffer:
         edge = self.held.edges.carried()
-        self.held.rings.claim(name, TensorSpec(edge.shape, edge.dtype, "comm"))
+        self.held.rings.claim(name, Tensor(name, edge.shape, edge.dtype, "comm"))
         return Buffer(edge.shape, edge.dtype, "comm", "edge", name)
 
     def _transfer(self, op: CommOp, role: Role, backward: bool) -> Comm:
@@ -110,6 +110,13 @@ class StageBlocks:
         """The block that ends the step."""
         held = self.held
         block = close_block(
-            held.plan, held.parameters, held.scalars, held.has_head(), reduced, sends, held.edges.carried()
+            held.plan,
+            held.parameters,
+            held.scalars,
+            held.has_head(),
+            reduced,
+            sends,
+            held.edges.carried(),
+            held.optimizer,
         )
         return self._block("close", block)

@@ -22,7 +22,9 @@ from plan.compile.offload import HostSteps
 from plan.compile.parameters import Parameters, sharded_optimizer
 from plan.deepspeed import gathers_at_once, gradient_way, is_deepspeed, overlaps_gradients
 from plan.parallel import Plan
-from plan.program import DTYPE_BYTES, Block, Bucket, Buffer, Comm, CommOp, KernelCall, Role, Stream, rank_wide
+from plan.program import DTYPE_BYTES, Block, Bucket, Buffer, Comm, CommOp, Role, Stream, rank_wide
+from plan.units import AdamNumbers
+from plan.units import step as around
 
 Ports = dict[str, tuple[int, int]]
 COPIED = "bucket.copied."
@@ -33,10 +35,9 @@ def open_block(plan: Plan, parameters: Parameters, loss: int) -> Block:
     builder = BlockBuilder("open")
     buckets = parameters.buckets
     flats = (*(rank_wide(b.grad_buffer) for b in buckets), rank_wide(loss))
-    total = sum(b.shard_numel if b.gradients_sharded else b.numel for b in buckets)
-    builder.emit(
-        "step", "ZERO", 0, "grads", "compute", flats, flats, (KernelCall("fill", (total,), plan.gradient_dtype),)
-    )
+    counts = [b.shard_numel if b.gradients_sharded else b.numel for b in buckets]
+    zero = around.zero(counts, plan.gradient_dtype, state_dtype(plan))
+    builder.emit("step", "ZERO", 0, "grads", "compute", flats, flats, zero)
     if sharded_optimizer(plan) and not gathers_at_once(plan):
         for bucket in (b for b in reversed(buckets) if not b.weights_sharded):
             builder.give(f"weights.{bucket.index}", None, _gather(builder, plan, bucket))
@@ -71,6 +72,7 @@ class _Close:
     parameters: Parameters
     tail: int
     done: list[int]
+    optimizer: AdamNumbers
 
     def sum(self, kind_piece: tuple[str, str], unit: int, role: Role, buffer: int, elements: int, dtype: str) -> None:
         """An all-reduce in place on a rank-wide buffer; later instructions wait for it."""
@@ -83,7 +85,14 @@ class _Close:
 
 
 def close_block(
-    plan: Plan, parameters: Parameters, loss: int, has_head: bool, reduced: list[str], sends: list[Stream], edge: Buffer
+    plan: Plan,
+    parameters: Parameters,
+    loss: int,
+    has_head: bool,
+    reduced: list[str],
+    sends: list[Stream],
+    edge: Buffer,
+    optimizer: AdamNumbers,
 ) -> Block:
     """The end of the step. In-ports: `tail` (the last backward), `reduced` tokens of overlapped buckets and of
     gradients already on the host, and one payload for each send still out. `loss`: the rank-wide buffer of the loss;
@@ -91,7 +100,8 @@ def close_block(
     builder = BlockBuilder("close")
     tail = -1 - builder.take("tail", "compute", None)
     sums = [name for name in reduced if not name.startswith(COPIED)]
-    close = _Close(builder, plan, parameters, tail, [-1 - builder.take(name, "dp", None) for name in sums])
+    ends = [-1 - builder.take(name, "dp", None) for name in sums]
+    close = _Close(builder, plan, parameters, tail, ends, optimizer)
     copied = {
         int(name.removeprefix(COPIED)): -1 - builder.take(name, "d2h", None) for name in reduced if name not in sums
     }
@@ -104,7 +114,9 @@ def close_block(
         stepped = (builder.last_of("compute"), *done)
         waits += tuple(_gather(builder, plan, bucket, stepped) for bucket in reversed(parameters.buckets))
     stats = (rank_wide(loss + 1),)
-    index = builder.emit("step", "LOSS", 0, "loss", "compute", stats, (), after=waits, host_sync=True)
+    index = builder.emit(
+        "step", "LOSS", 0, "loss", "compute", stats, (), around.read(state_dtype(plan)), after=waits, host_sync=True
+    )
     for payload in payloads:
         builder.discard(payload, index)
     return builder.finish()
@@ -143,8 +155,7 @@ def _step_all(close: _Close, loss: int, copied: dict[int, int]) -> tuple[int, ..
     for bucket, gradient in zip(buckets, gradients, strict=True):
         if not bucket.offloaded:
             _step(close, bucket, gradient, loss + 1)
-    kind = (state_dtype(plan), adamw_variant(plan))
-    host = HostSteps(close.builder, kind, (loss + 1, loss + 2), copied)
+    host = HostSteps(close.builder, close.parameters, close.optimizer, (loss + 1, loss + 2), copied)
     host.take([b for b in buckets if b.offloaded], (close.tail, *close.done))
     return tuple(host.done)
 
@@ -152,13 +163,6 @@ def _step_all(close: _Close, loss: int, copied: dict[int, int]) -> tuple[int, ..
 def state_dtype(plan: Plan) -> str:
     """The type of optimizer state, statistics and losses."""
     return "fp64" if plan.precision == "fp64" else "fp32"
-
-
-def adamw_variant(plan: Plan) -> str:
-    """The operator's variant: weights in the plan's precision, gradients where they are not of the state's type (or
-    widened before, as DeepSpeed does)."""
-    narrow = plan.gradient_dtype != state_dtype(plan) and gradient_way(plan) != "added"
-    return f"{plan.precision}+{plan.gradient_dtype}" if narrow else plan.precision
 
 
 def _held(close: _Close, bucket: Bucket) -> int:
@@ -187,7 +191,9 @@ def _sum_tied(close: _Close) -> None:
 def _norm(close: _Close, loss: int) -> None:
     """Sum of squares of this rank's gradients and its share of the loss."""
     buckets = close.parameters.buckets
-    body = tuple(KernelCall("sqnorm", (_held(close, b),), close.plan.gradient_dtype) for b in buckets)
+    plan, counts = close.plan, [_held(close, b) for b in buckets]
+    weights = [b.norm_weight for b in buckets]
+    body = around.norm(counts, plan.gradient_dtype, state_dtype(plan), weights, 1.0 / plan.tensor_parallel)
     reads = (*(rank_wide(b.reduced_buffer) for b in buckets), rank_wide(loss))
     after = (close.tail, *close.done)
     close.builder.emit("step", "NORM", 0, "norm", "compute", reads, (rank_wide(loss + 1),), body, after=after)
@@ -206,22 +212,18 @@ def _widen(close: _Close, bucket: Bucket) -> int:
     (`single_partition_of_fp32_groups[i].grad`). DeepSpeed does this for all groups before it steps the first."""
     plan, state = close.plan, state_dtype(close.plan)
     wide = close.builder.buffer(Buffer((bucket.shard_numel,), state, "work", f"wide gradient.{bucket.index}"))
-    size, narrow = (bucket.shard_numel,), plan.gradient_dtype
-    body = (KernelCall("copy", size, narrow), KernelCall("copy", size, narrow, f"{narrow}->{state}"))
-    flat_bytes = bucket.shard_numel * DTYPE_BYTES[narrow]
-    close.builder.emit(
-        "step", "CAST", bucket.index, "gradient", "compute", (rank_wide(bucket.reduced_buffer),), (wide,), body,
-        transient_bytes=flat_bytes,
-    )  # fmt: skip
+    body = around.widen(_held(close, bucket), bucket.shard_numel, plan.gradient_dtype, state)
+    source = (rank_wide(bucket.reduced_buffer),)
+    close.builder.emit("step", "CAST", bucket.index, "gradient", "compute", source, (wide,), body)
     return wide
 
 
 def _step(close: _Close, bucket: Bucket, gradient: int, stats: int) -> None:
-    plan = close.plan
     state = [bucket.master_buffer, bucket.exp_avg_buffer, bucket.exp_avg_sq_buffer]
     if bucket.weight_buffer != bucket.master_buffer:
         state.append(bucket.weight_buffer)
     updated = tuple(rank_wide(b) for b in state)
-    body = (KernelCall("adamw", (bucket.shard_numel,), state_dtype(plan), adamw_variant(plan)),)
+    held = close.builder.buffers[gradient] if gradient >= 0 else close.parameters.buffers[-1 - gradient]
+    body = around.adamw(close.parameters.stepped(bucket, held, state), close.optimizer)
     reads = (rank_wide(stats), gradient, *updated)
     close.builder.emit("step", "STEP", bucket.index, "adamw", "compute", reads, updated, body)

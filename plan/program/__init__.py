@@ -18,7 +18,8 @@ Host issue order is the order of calls, and inside a call the order of instructi
 """
 
 from plan.program.flat import Placed, expand, resolve_buffer, resolve_wait
-from plan.program.instruction import Comm, Instruction, KernelCall, label
+from plan.program.instruction import Comm, Instruction, label
+from plan.program.kernel import KernelCall
 from plan.program.kinds import DTYPE_BYTES, OFF_DEVICE, STREAMS, CommOp, Phase, Pool, Reduce, Role, Stream, numel
 from plan.program.step import Block, Call, Group, PortIn, PortOut, RankProgram, StepProgram
 from plan.program.storage import Bucket, Buffer, Param, rank_wide, tenant_of

@@ -19,7 +19,9 @@ from hashlib import blake2b
 from operator import attrgetter
 from typing import Any
 
-from plan.program.instruction import Comm, Instruction, KernelCall
+from plan.program.instruction import Comm, Instruction
+from plan.program.kernel import KernelCall
+from plan.program.lines import Body
 from plan.program.step import Block, Call, Group, PortIn, PortOut, RankProgram, StepProgram
 from plan.program.storage import Bucket, Buffer, Param
 
@@ -35,26 +37,27 @@ def _fields_of(kind: type) -> Callable[[Any], tuple[Any, ...]]:
 _BUFFER, _CALL, _COMM, _KERNEL = (_fields_of(kind) for kind in (Buffer, Call, Comm, KernelCall))
 _PORT_IN, _PORT_OUT, _PARAM, _BUCKET, _GROUP = (_fields_of(kind) for kind in (PortIn, PortOut, Param, Bucket, Group))
 _INSTRUCTION = _fields_of(Instruction)
-_BODY, _COMM_AT = (tuple(f.name for f in fields(Instruction)).index(name) for name in ("body", "comm"))
+_BODY, _COMM_AT, _LINES = (tuple(f.name for f in fields(Instruction)).index(n) for n in ("body", "comm", "lines"))
 
 
 def program_hash(program: StepProgram) -> str:
     """32 hexadecimal digits (blake2b-128) over classes, class_of and groups."""
     digest = blake2b(digest_size=DIGEST_BYTES)
     blocks: dict[int, bytes] = {}
+    bodies: dict[int, bytes] = {}
     for stage in program.classes:
-        digest.update(_rank_program(stage, blocks))
+        digest.update(_rank_program(stage, blocks, bodies))
     groups = [(role, [_GROUP(group) for group in program.groups[role]]) for role in sorted(program.groups)]
     digest.update(_bytes((program.class_of, groups)))
     return digest.hexdigest()
 
 
-def _rank_program(stage: RankProgram, blocks: dict[int, bytes]) -> bytes:
+def _rank_program(stage: RankProgram, blocks: dict[int, bytes], bodies: dict[int, bytes]) -> bytes:
     digest = blake2b(digest_size=DIGEST_BYTES)
     for block in stage.blocks:
         known = blocks.get(id(block))
         if known is None:
-            known = blocks[id(block)] = _block(block)
+            known = blocks[id(block)] = _block(block, bodies)
         digest.update(known)
     calls = list(map(_CALL, stage.calls))
     buffers, params, buckets = map(_BUFFER, stage.buffers), map(_PARAM, stage.params), map(_BUCKET, stage.buckets)
@@ -62,10 +65,10 @@ def _rank_program(stage: RankProgram, blocks: dict[int, bytes]) -> bytes:
     return digest.digest()
 
 
-def _block(block: Block) -> bytes:
+def _block(block: Block, bodies: dict[int, bytes]) -> bytes:
     content = (
         block.name,
-        [_instruction(i) for i in block.instructions],
+        [_instruction(i, bodies) for i in block.instructions],
         [_BUFFER(b) for b in block.buffers],
         [_PORT_IN(p) for p in block.ports_in],
         [_PORT_OUT(p) for p in block.ports_out],
@@ -75,11 +78,19 @@ def _block(block: Block) -> bytes:
     return blake2b(_bytes(content), digest_size=DIGEST_BYTES).digest()
 
 
-def _instruction(instruction: Instruction) -> list[Any]:
+def _instruction(instruction: Instruction, bodies: dict[int, bytes]) -> list[Any]:
     values = list(_INSTRUCTION(instruction))
     values[_BODY] = [_KERNEL(call) for call in instruction.body]
     values[_COMM_AT] = None if instruction.comm is None else _COMM(instruction.comm)
+    values[_LINES] = None if instruction.lines is None else _lines(instruction.lines, bodies)
     return values
+
+
+def _lines(body: Body, known: dict[int, bytes]) -> bytes:
+    """Bodies are shared by many instructions, so each is written once."""
+    if id(body) not in known:
+        known[id(body)] = blake2b(repr(body).encode(), digest_size=DIGEST_BYTES).digest()
+    return known[id(body)]
 
 
 def _bytes(content: Any) -> bytes:

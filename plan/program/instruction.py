@@ -4,21 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from plan.program.kernel import KernelCall
 from plan.program.kinds import CommOp, Phase, Reduce, Role, Stream
-
-
-@dataclass(frozen=True, slots=True)
-class KernelCall:
-    """One operator of `plan.ops` on one shape: the only thing that is costed on a device.
-
-    `variant` picks among layouts or fusions, ("gemm", (m, n, k), "bf16", "tn+acc32"); `count` repeats it.
-    """
-
-    op: str
-    shape: tuple[int, ...]
-    dtype: str
-    variant: str = ""
-    count: int = 1
+from plan.program.lines import Body
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +28,8 @@ class Comm:
 class Instruction:
     """What one stream does once. (phase, kind, micro-batch, unit, piece) is unique in a rank's step.
 
-    `reads`/`writes` are positional: the arguments and results of the function registered for (kind, piece). A buffer
-    in both is updated in place: the function gets it as an argument and returns nothing for it. `frees` are released
+    `lines` is what it computes and `body` the kernel calls of it: what is executed and what is priced. `reads`/`writes`
+    are positional: the arguments and results of the lines. A buffer in both is updated in place. `frees` are released
     once this instruction was issued; it stands only on the owner stream (compute), after every access.
     `transient_bytes` live only while it runs. `host_sync` blocks the host until it has finished.
     """
@@ -60,6 +48,7 @@ class Instruction:
     transient_bytes: int = 0
     priority: int = 0
     host_sync: bool = False
+    lines: Body | None = None
 
     @property
     def needs_host(self) -> bool:

@@ -17,7 +17,8 @@ class Param:
     parts: each rank holds a slice of each), in the full tensor; empty: one part. `shard_dim` is None when every
     tensor-parallel rank holds all of it; then `tp_replicated` says its gradient must still be summed over `tp`
     (sequence parallelism). `bucket` and `offset` (elements) place it in the flat buffers. `init` is `normal:<std>`,
-    `ones` or `zeros`. `decay` says whether weight decay applies. `tied_to` names the parameter it is a copy of.
+    `ones` or `zeros`; rows of the full tensor from `used_rows` on are padding and begin as zero. `decay` says whether
+    weight decay applies. `tied_to` names the parameter it is a copy of.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Param:
     tp_replicated: bool = False
     tied_to: str | None = None
     segments: tuple[int, ...] = ()
+    used_rows: int | None = None
 
     @property
     def local_numel(self) -> int:

@@ -20,7 +20,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from plan.program.flat import Placed, expand
-from plan.program.instruction import Comm, Instruction, KernelCall, label
+from plan.program.instruction import Comm, Instruction, label
+from plan.program.kernel import KernelCall
 from plan.program.step import Block, RankProgram, StepProgram
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")

@@ -131,7 +131,7 @@ def optimizer(run: Run) -> Iterator[str]:
 
 def graph(run: Run) -> Iterator[str]:
     """A replayed graph holds what is the same every step."""
-    model, plan = run.model, run.plan
+    plan = run.plan
     if not plan.cuda_graph:
         return
     if run.cluster.device == "cpu":
@@ -140,9 +140,3 @@ def graph(run: Run) -> Iterator[str]:
         yield f"cuda_graph true is of implementation windtunnel, but it is {plan.implementation}; set it to false"
     if plan.launch_blocking:
         yield "cuda_graph true with launch_blocking true: a graph's kernels are launched at once; set one to false"
-    for name, p in (("dropout", model.dropout), ("attention_dropout", model.attention_dropout)):
-        if p > 0:
-            yield (
-                f"cuda_graph true with model.{name} {p}: its mask changes every step, and a graph would replay one; "
-                f"set cuda_graph false, or {name} 0"
-            )

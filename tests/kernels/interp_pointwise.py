@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels import activations, norms, reference_layer, residual, rotary
-from kernels.random import NO_DROPOUT, Dropout
+from kernels.random import NO_DROPOUT, Dropout, DropoutSlot
 from kernels.reference_layer import Mask
 from tests.kernels.fidelity import DEVICE, assert_faithful, randn
 
@@ -68,6 +68,10 @@ def test_residual(dtype, has_bias, p):
     tokens = torch.arange(rows, device=DEVICE).flip(0)[:, None] * 7 + 2**33  # any tokens, beyond 32 bits
     dropout = Dropout.at(p, seed=1, step=2, layer=3, site=4)
     mask = Mask(dropout, tokens, torch.arange(5, 5 + width, device=DEVICE), 5) if p else None
+    if p and has_bias:  # the same key, filled in on the device
+        slot = DropoutSlot(p, torch.tensor([dropout.key_low, dropout.key_high], device=DEVICE))
+        assert torch.equal(reference_layer.Mask(slot, tokens, mask.elements, 5).apply(z), mask.apply(z))
+        mask = Mask(slot, tokens, mask.elements, 5)
     wide = None if bias is None else bias.double()
     exact = reference_layer.add(stream.double(), z.double(), wide, mask)
     low = reference_layer.add(stream, z, bias, mask)

@@ -136,7 +136,7 @@ def test_activations():
 def test_residual():
     from kernels import residual as r
 
-    types = dict.fromkeys(("residual", "z", "bias", "out", "d", "dz"), "bf16") | {"token": "i64"}
+    types = dict.fromkeys(("residual", "z", "bias", "out", "d", "dz"), "bf16") | {"token": "i64", "key": "i64"}
     flags = {"HAS_BIAS": True, "HAS_DROPOUT": True, "BLOCK": r.BLOCK}
     check(r.residual_forward_kernel, types, flags, r.WARPS)
     check(r.residual_backward_kernel, types, flags | {"ROWS": r.ROWS}, r.WARPS)

@@ -125,7 +125,7 @@ def test_adamw_equals_its_formula_with_decay_on_given_stretches(dtype: torch.dty
     want = p * (1 - lr * decay) - lr * (want_m / (1 - b1**step)) / ((want_v / (1 - b2**step)).sqrt() + eps)
     coefficient = torch.tensor(0.3, dtype=dtype)
     weight = torch.zeros(20, dtype=torch.bfloat16)
-    registry.op("adamw")(p, g, m, v, coefficient, weight, ((0, 5), (9, 12)), lr=lr, weight_decay=0.1, step=step)
+    registry.op("adamw")(p, g, m, v, coefficient, weight, None, ((0, 5), (9, 12)), lr=lr, weight_decay=0.1, step=step)
     tolerance = 1e-12 if dtype == torch.float64 else 1e-6
     assert torch.allclose(p, want, atol=tolerance)
     assert torch.allclose(v, want_v, atol=tolerance)
@@ -135,7 +135,7 @@ def test_adamw_equals_its_formula_with_decay_on_given_stretches(dtype: torch.dty
 def test_gradient_accumulation_of_bf16_products_is_in_fp32() -> None:
     a, b = torch.randn(64, 4).bfloat16(), torch.randn(64, 6).bfloat16()
     out = torch.ones(4, 6)
-    registry.op("gemm")(a, b, "tn+acc32", out)
+    registry.op("gemm")(a, b, None, out, "tn+acc32")
     assert torch.allclose(out, a.float().t() @ b.float() + 1, atol=1e-5)
 
 

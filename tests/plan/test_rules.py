@@ -125,9 +125,6 @@ a graph of somebody else's step:
 a graph of blocking launches:
   over: {plan: {cuda_graph: true, launch_blocking: true}}
   says: ["cuda_graph true with launch_blocking true", "set one to false"]
-a graph that would replay one mask:
-  over: {model: {dropout: 0.1}, plan: {cuda_graph: true}}
-  says: ["cuda_graph true with model.dropout 0.1", "set cuda_graph false, or dropout 0"]
 warm-up longer than decay:
   over: {optimizer: {schedule: {warmup_steps: 100, decay_steps: 100}}}
   says: ["warms up for 100 steps but ends its decay at 100"]

@@ -22,8 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from trainer import streams_cuda
+from trainer.context import RankContext
 from trainer.executor import Executor
-from trainer.pieces import PIECES
+from trainer.link import Host
 from trainer.status import Status
 from trainer.streams_cuda import CudaStreams
 
@@ -175,13 +176,20 @@ class OnStreams(Executor):
     """The executor with CPU tensors on streams of `trainer.streams_cuda`; `install` comes first. What loading tokens
     does on the host is on no tape; their copy to the device is none."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        loading = {key: _untaped(function) for key, function in PIECES.items() if key[0] == "LOAD"}
-        super().__init__(*arguments, **options, pieces=PIECES | loading)
+    def _make_context(self, data: Any) -> RankContext:
+        made = super()._make_context(data)
+        return _Untaped(**{name: getattr(made, name) for name in ("run", "program", "coords", "data", "device")})
 
     def _make_streams(self, status: Status, *_: Any) -> Any:
         self.storage.counts, self.context.feed.keeps = False, True
         return CudaStreams(self.rank, sorted(self._counts), status, self._wait_s, self.device)
+
+
+class _Untaped(RankContext):
+    def host(self, what: Host, micro: int) -> Callable[..., object]:
+        """Loading is on no tape."""
+        function = super().host(what, micro)
+        return _untaped(function) if what.op == "load" else function
 
 
 def _untaped(function: Callable[..., Any]) -> Callable[..., Any]:

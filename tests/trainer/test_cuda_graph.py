@@ -43,8 +43,9 @@ def fly(executor: Executor) -> tuple[list[StepResult], dict[str, torch.Tensor]]:
         (LLAMA, {"attention": "unfused", "recompute": "selective", "zero_stage": 1}),
         (GPT, {"loss_chunks": 2}),
         (LLAMA, {"zero_stage": 1, "offload": {"optimizer": "cpu"}}),
+        ({**GPT, "dropout": 0.1, "attention_dropout": 0.1}, {"attention": "unfused"}),
     ],
-    ids=["plain", "recompute", "selective", "chunks", "offload"],
+    ids=["plain", "recompute", "selective", "chunks", "offload", "dropout"],
 )
 def test_replayed_steps_are_the_issued_ones(
     monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], plan: dict[str, Any]

@@ -25,8 +25,8 @@ from trainer.data import TokenFile
 from trainer.executor import Executor
 from trainer.graphs_cuda import WARM_STEPS
 from trainer.nonfinite import Finding, NotFinite, explain, first_of_all
-from trainer.pieces_step import share_of
 from trainer.run import _leave_out
+from trainer.storage import share_of
 from windtunnel.training import launch
 
 Tensor = torch.Tensor
@@ -116,7 +116,7 @@ def test_a_step_that_is_not_finite_changes_nothing_on_any_rank(pool: Pool, layou
     for kept, skipped, found in pool.run(broken_step, run, 1, "F F0.1 mlp.core")[:2]:
         assert kept
         assert skipped == [0, 1, 1]
-        assert "is on rank 1: z" in found
+        assert "is on rank 1: u" in found
         assert found.endswith("written by F F0.1 mlp.core")
 
 
@@ -200,9 +200,9 @@ def test_both_optimizers_leave_out_what_is_not_finite(value: float) -> None:
             state = [torch.rand(9, dtype=dtype) for _ in range(4)]
             before = [t.clone() for t in state]
             stats = torch.tensor([1.0, value], dtype=dtype)
-            step(state[0], state[1], state[2], state[3], stats[0], None, ((2, 5),), found_inf=not_finite(stats))
+            step(state[0], state[1], state[2], state[3], stats[0], None, not_finite(stats), ((2, 5),))
             assert all(torch.equal(a, b) for i, (a, b) in enumerate(zip(before, state, strict=True)) if i != 1)
-            step(state[0], state[1], state[2], state[3], stats[0], None, ((2, 5),), found_inf=not_finite(stats[:1]))
+            step(state[0], state[1], state[2], state[3], stats[0], None, not_finite(stats[:1]), ((2, 5),))
             assert not torch.equal(before[0], state[0])
 
 

@@ -10,12 +10,12 @@ import pytest
 from plan.errors import InputError
 from plan.presets import merge
 from plan.run import Run, load
+from plan.trainable import check_trainable
 from tests.draws import draw
 from tests.soak import soaking
 from tests.trainer.oracle import Oracle
 from tests.trainer.pool import Pool
 from tests.trainer.ranks import GPT, initial_weights, make_run, text, train
-from trainer.run import check_trainable
 
 STEPS = 3
 SLICES = 12 if soaking() else 2

@@ -1,16 +1,18 @@
 """An oracle from outside: logits, loss and gradients of the Llama and GPT-2 layouts equal transformers' own models on
 copied weights."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from plan.compile import compile_run
+from plan.program import expand
 from plan.run import Run
 from tests.trainer.ranks import GPT, LLAMA, make_run, text
 from trainer.executor import Executor
-from trainer.pieces import PIECES
+from trainer.streams import Op
 
 Tensor = torch.Tensor
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5}
@@ -20,13 +22,20 @@ def _ours(run: Run) -> tuple[Executor, Tensor, float]:
     """(executor after one step without clipping, logits (batch, seq, padded vocabulary), loss)."""
     seen: list[Tensor] = []
 
-    def watched(ctx: Any, *reads: Tensor) -> tuple[Tensor, ...]:
-        seen.append(reads[0].clone())
-        return PIECES["F", "head.exp"](ctx, *reads)
-
-    pieces = PIECES | {("F", "head.exp"): watched}
     program = compile_run(run)
-    executor = Executor(program, run, 0, {}, text(run), pieces=pieces)
+    executor = Executor(program, run, 0, {}, text(run))
+    place = {p.id: p for p in expand(executor.mine)}
+
+    def watched(op: Op) -> Op:
+        at = place[op.id]
+
+        def action() -> None:
+            seen.append(executor.storage.tensor(executor.storage.place(at.call, at.instruction.reads[0])).clone())
+            op.run()
+
+        return replace(op, run=action) if at.instruction.piece == "head.exp" else op
+
+    executor.ops = [watched(op) for op in executor.ops]
     weights = {name: w.clone() for name, w in executor.parameters().items()}
     result = executor.step(0)
     executor.close()

@@ -1,4 +1,4 @@
-"""Per-rank extents of one plan: what every tensor of a piece is measured in.
+"""Per-rank extents and choices of one plan: what every tensor of a unit is measured in, and which lines it has.
 
 Legend: T tokens of a micro-batch, S tokens this rank's residual stream holds (T/t under sequence parallelism), h
 hidden, q/kv/f/V the rank's share of attention, key-value, feed-forward and vocabulary columns. Activations are
@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plan.deepspeed import Gradients, gradient_way, is_deepspeed, runs_megatron_layers
-from plan.model import Model
+from plan.model import Model, RopeScaling
 from plan.parallel import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Extents:
-    """Extents of one rank, and the choices that select among piece variants."""
+class UnitShape:
+    """Extents of one rank, the numbers a unit's operators are given, and the choices that select among its lines."""
 
     batch: int  # sequences in a micro-batch
     seq: int
@@ -29,6 +29,9 @@ class Extents:
     head_dim: int
     ffn: int
     vocab: int  # columns of the local logits
+    whole_vocab: int  # without padding, over all ranks
+    whole_heads: int
+    max_positions: int
     tp: int
     sequence_parallel: bool
     gated: bool
@@ -39,8 +42,12 @@ class Extents:
     embedding_norm: bool
     bias: bool
     qkv_bias: bool
-    dropout: bool
-    attention_dropout: bool
+    dropout: float
+    attention_dropout: float
+    norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    loss_scale: float  # makes sums over rows, micro-batches and ranks a mean over the global batch
     unfused: bool
     attention: str
     megatron: bool  # what Megatron-LM's layers keep and launch
@@ -71,13 +78,18 @@ class Extents:
         """Columns of the up (or fused gate and up) projection."""
         return (2 if self.gated else 1) * self.ffn
 
+    @property
+    def made(self) -> str:
+        """dtype of a gradient as a backward makes it."""
+        return self.dtype if self.gradients == "apart" else self.gradient
 
-def extents(model: Model, plan: Plan) -> Extents:
+
+def unit_shape(model: Model, plan: Plan) -> UnitShape:
     """Per-rank extents of `model` under `plan`; divisibility is `plan.run.rules`' business."""
     t = plan.tensor_parallel
     tokens = plan.micro_batch_size * model.seq_length
     sp = plan.sequence_parallel and t > 1
-    return Extents(
+    return UnitShape(
         batch=plan.micro_batch_size,
         seq=model.seq_length,
         tokens=tokens,
@@ -88,6 +100,9 @@ def extents(model: Model, plan: Plan) -> Extents:
         head_dim=model.head_dim,
         ffn=model.ffn // t,
         vocab=model.padded_vocab(t) // t,
+        whole_vocab=model.vocab,
+        whole_heads=model.heads,
+        max_positions=model.max_positions,
         tp=t,
         sequence_parallel=sp,
         gated=model.gated,
@@ -98,8 +113,12 @@ def extents(model: Model, plan: Plan) -> Extents:
         embedding_norm=model.embedding_norm,
         bias=model.bias,
         qkv_bias=model.qkv_bias,
-        dropout=model.dropout > 0,
-        attention_dropout=model.attention_dropout > 0,
+        dropout=model.dropout,
+        attention_dropout=model.attention_dropout,
+        norm_eps=model.norm_eps,
+        rope_theta=model.rope_theta,
+        rope_scaling=model.rope_scaling,
+        loss_scale=1.0 / (plan.global_batch_size * model.seq_length),
         unfused=plan.attention == "unfused",
         attention=plan.attention,
         megatron=runs_megatron_layers(plan),

@@ -1,4 +1,4 @@
-"""Pieces: saved bytes in closed form, FLOPs of the bodies, and the shape of the positional contract."""
+"""Units: saved bytes in closed form, FLOPs of the bodies, volumes of the collectives."""
 
 from collections.abc import Callable
 
@@ -6,9 +6,9 @@ import pytest
 
 from plan.compile.recompute import unit_plan
 from plan.ops import OPERATORS, flops_of
-from plan.pieces import Unit, Work, embedding, head, layer, saved_names
-from plan.pieces.shapes import Extents, extents
+from plan.program.lines import Lines, Unit
 from plan.run import Run
+from plan.units import UnitShape, embedding, head, layer, saved_names, unit_shape
 
 Tiny = Callable[..., Run]
 
@@ -17,8 +17,8 @@ def saved_bytes(unit: Unit) -> int:
     return sum(unit.tensors[n].bytes for n in saved_names(unit))
 
 
-def of(run: Run) -> Extents:
-    return extents(run.model, run.plan)
+def of(run: Run) -> UnitShape:
+    return unit_shape(run.model, run.plan)
 
 
 GPT = {"layers": 4, "hidden": 64, "heads": 4, "ffn": 256, "vocab": 256, "seq_length": 32, "vocab_multiple": 16}
@@ -62,8 +62,8 @@ def test_unfused_attention_saves_the_probabilities(tiny: Tiny) -> None:
 @pytest.mark.parametrize("model", [GPT, LLAMA])
 def test_backward_does_twice_forward_in_gemms(tiny: Tiny, model: dict[str, object]) -> None:
     unit = layer(of(tiny(model=model)), 1)
-    forward = [c for s in unit.forward if isinstance(s, Work) for c in s.body if c.op == "gemm"]
-    backward = [c for s in unit.backward if isinstance(s, Work) for c in s.body if c.op == "gemm"]
+    forward = [c for s in unit.forward if isinstance(s, Lines) for c in s.body.calls if c.op == "gemm"]
+    backward = [c for s in unit.backward if isinstance(s, Lines) for c in s.body.calls if c.op == "gemm"]
     assert sum(map(flops_of, backward)) == 2 * sum(map(flops_of, forward))
 
 
@@ -71,7 +71,8 @@ def test_backward_does_twice_forward_in_gemms(tiny: Tiny, model: dict[str, objec
 @pytest.mark.parametrize("cut", [False, True])
 def test_cutting_attention_changes_no_kernel_call(tiny: Tiny, model: dict[str, object], cut: bool) -> None:
     def calls(unit: Unit) -> list[object]:
-        return sorted((c for s in (*unit.forward, *unit.backward) if isinstance(s, Work) for c in s.body), key=repr)
+        parts = [s for s in (*unit.forward, *unit.backward) if isinstance(s, Lines)]
+        return sorted((c for s in parts for c in s.body.calls), key=repr)
 
     e = of(tiny(model=model))
     assert calls(layer(e, 1, cut)) == calls(layer(e, 1))
@@ -83,7 +84,7 @@ def test_every_kernel_call_names_an_operator(tiny: Tiny) -> None:
             e = of(tiny(model=model, plan={"attention": attention, "precision": "fp32"}))
             for unit in (embedding(e), layer(e, 1), head(e, "head.weight")):
                 for step in (*unit.forward, *unit.backward):
-                    assert not isinstance(step, Work) or all(c.op in OPERATORS for c in step.body)
+                    assert not isinstance(step, Lines) or all(c.op in OPERATORS for c in step.body.calls)
 
 
 def test_tensor_parallel_volumes_without_and_with_sequence_parallelism(tiny: Tiny) -> None:
@@ -94,12 +95,12 @@ def test_tensor_parallel_volumes_without_and_with_sequence_parallelism(tiny: Tin
     sp = layer(of(tiny(model=GPT, plan={"tensor_parallel": 2, "sequence_parallel": True, "precision": "fp32"})), 1)
 
     def count(unit: Unit) -> dict[str, int]:
-        kinds = [s.kind for s in (*unit.forward, *unit.backward) if not isinstance(s, Work)]
+        kinds = [s.kind for s in (*unit.forward, *unit.backward) if not isinstance(s, Lines)]
         return {k: kinds.count(k) for k in sorted(set(kinds))}
 
     assert count(plain) == {"AR": 4}
     assert count(sp) == {"AG": 6, "RS": 4}
-    sizes = {s.bytes for s in (*sp.forward, *sp.backward) if not isinstance(s, Work)}
+    sizes = {s.bytes for s in (*sp.forward, *sp.backward) if not isinstance(s, Lines)}
     assert len(sizes) == 1
 
 

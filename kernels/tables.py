@@ -1,0 +1,66 @@
+"""Constant tables that operators take: rotary angles and ALiBi's bias, made once for a rank.
+
+    table("rope_cos", (s, d/2), "fp32", "cuda", theta=1e4)
+
+`TABLES` holds the generators by name; each returns fp64 of the asked extents.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kernels.registry_inputs import DTYPES
+
+Tensor = torch.Tensor
+Scaling = tuple[str, float, float, float, float]
+
+
+def table(name: str, dims: tuple[int, ...], dtype: str, device: torch.device | str, **given: Any) -> Tensor:
+    """A constant table on a device."""
+    return TABLES[name](dims, **given).to(DTYPES[dtype]).to(device)
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    """(heads,) fp64 slopes of Press et al. 2022 (arXiv 2108.12409): 2^(-8i/n) for a power of two n; for other counts
+    those of the power below, then every other one of the power above."""
+    below = 2 ** (heads.bit_length() - 1)
+    first = [2.0 ** (-8.0 * i / below) for i in range(1, below + 1)]
+    between = [2.0 ** (-4.0 * i / below) for i in range(1, 2 * below, 2)]
+    return torch.tensor([*first, *between][:heads], dtype=torch.float64)
+
+
+def alibi(dims: tuple[int, ...], heads: int, first: int, scale: float) -> Tensor:
+    """(n, s, s): the bias slope · (key − query) of heads from `first` on, of `heads`, over the softmax's `scale`."""
+    count, seq, _ = dims
+    slopes, place = alibi_slopes(heads)[first : first + count], torch.arange(seq, dtype=torch.float64)
+    return slopes[:, None, None] * (place[None, None, :] - place[None, :, None]) / scale
+
+
+def rope_angles(dims: tuple[int, ...], theta: float, scaling: Scaling | None = None) -> Tensor:
+    """(s, d/2) fp64 rotary angles, frequencies stretched as `scaling` asks: (kind, factor, low and high frequency
+    factors, original positions)."""
+    seq, half = dims
+    frequency = theta ** -(torch.arange(0, 2 * half, 2, dtype=torch.float64) / (2 * half))
+    return torch.arange(seq, dtype=torch.float64)[:, None] * _scaled(frequency, scaling)
+
+
+def _scaled(frequency: Tensor, scaling: Scaling | None) -> Tensor:
+    if scaling is None:
+        return frequency
+    kind, factor, low, high, positions = scaling
+    slow = frequency / factor
+    if kind == "linear":
+        return slow
+    share = ((positions / (2 * math.pi / frequency) - low) / (high - low)).clamp(0, 1)
+    return share * frequency + (1 - share) * slow
+
+
+TABLES: dict[str, Callable[..., Tensor]] = {
+    "alibi": alibi,
+    "rope_cos": lambda dims, **given: rope_angles(dims, **given).cos(),
+    "rope_sin": lambda dims, **given: rope_angles(dims, **given).sin(),
+}

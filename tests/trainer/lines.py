@@ -1,0 +1,85 @@
+"""Runs the lines of a unit on real tensors of one rank: what tests of declared units share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from kernels import registry
+from kernels.registry_inputs import DTYPES
+from plan.compile import compile_run
+from plan.program.lines import Lines, Tensor, Unit
+from plan.run import Run
+from plan.units import embedding, head, layer, unit_shape
+from tests.trainer.ranks import GPT, LLAMA, make_run
+from trainer.bodies import Bodies
+from trainer.context import RankContext, coordinates
+from trainer.data import open_data
+from trainer.link import link
+from trainer.storage import Storage
+
+DROPPED = {"dropout": 0.1, "attention_dropout": 0.1}
+UNFUSED = {"attention": "unfused"}
+VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "llama": (LLAMA, {}),
+    "llama-unfused": (LLAMA, UNFUSED),
+    "llama-dropout": ({**LLAMA, "dropout": 0.1, "embedding_norm": True}, {}),
+    "gpt": (GPT, {}),
+    "gpt-dropout": ({**GPT, **DROPPED}, UNFUSED),
+    "alibi": ({**GPT, "positions": "alibi", "embedding_norm": True}, UNFUSED),
+    "chunks": (LLAMA, {"loss_chunks": 2}),
+    "autograd": (GPT, {"implementation": "deepspeed"}),
+    "autograd-dropout": ({**GPT, **DROPPED}, {"implementation": "deepspeed", **UNFUSED}),
+    "autograd-alibi": ({**GPT, "positions": "alibi"}, {"implementation": "deepspeed", **UNFUSED}),
+    "autograd-llama": (LLAMA, {"implementation": "deepspeed", **UNFUSED}),
+}
+
+
+def units(run: Run) -> dict[str, Unit]:
+    """The units of a run, the layer whole and cut, by name."""
+    shape = unit_shape(run.model, run.plan)
+    return {
+        "embedding": embedding(shape),
+        "layer": layer(shape, 1),
+        "cut": layer(shape, 1, cut=True),
+        "head": head(shape),
+    }
+
+
+class Lined:
+    """Executes the instructions of a unit on tensors by name. `wrap(name, function)` stands around every operator."""
+
+    def __init__(self, run: Run, unit: Unit, number: int, wrap: Callable[[str, Any], Any] = lambda _, f: f) -> None:
+        program = compile_run(run).classes[0]
+        self.context = RankContext(run, program, coordinates(0, run), open_data(run), torch.device("cpu"))
+        self.bodies = Bodies(self.context, Storage(program, torch.device("cpu")))
+        self.context.begin(0, 1e-3)
+        self.unit, self.number = unit, number
+        self.functions = {name: wrap(name, f) for name, f in vars(registry.bind("eager", "cpu")).items()}
+
+    def run(self, part: Lines, values: dict[str, torch.Tensor]) -> None:
+        """One instruction: takes what it reads from `values` and puts its results there."""
+        linked = link(part.body, self.functions, self.context.standing)
+        bound = [self.context.bound(what, 0, self.number) for what in linked.bound]
+        made = linked.function(*(values[name] for name in part.reads), *bound)
+        values.update(zip((n for n in part.writes if n not in part.reads), made, strict=True))
+
+
+def filled(tensor: Tensor, run: Run) -> torch.Tensor:
+    """Random contents of a tensor; token ids are within the vocabulary, gradients and the loss are zero."""
+    if tensor.dtype == "int64":
+        return torch.randint(run.model.vocab, tensor.dims)
+    if tensor.name[:2] in ("g:", "s:"):
+        return torch.zeros(tensor.dims, dtype=DTYPES[tensor.dtype])
+    return torch.randn(tensor.dims, dtype=DTYPES[tensor.dtype])
+
+
+def declared(unit: Unit) -> Mapping[str, Tensor]:
+    """Tensors of a unit by the names its instructions use."""
+    used = {name for part in (*unit.forward, *unit.backward) for name in (*part.reads, *part.writes)}
+    return {name: unit.tensors[name.replace("layers.0", "@")] for name in used}
+
+
+__all__ = ["VARIANTS", "Lined", "declared", "filled", "make_run", "units"]
