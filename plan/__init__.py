@@ -5,7 +5,8 @@
 | `model`, `cluster`, `parallel` | the three sections of a run that decide a program: numbers, frozen |
 | `run/` | a run file becomes a `Run`: its keys, its `auto`s, every rule, what is not forecast yet |
 | `importers/`, `shell/`, `exporters` | other frameworks' files as runs; scripts are evaluated, never executed |
-| `layout`, `schedules`, `deepspeed` | what rules and compiler ask: a stage's units, their order, DeepSpeed's ways |
+| `layout`, `schedules` | what rules and compiler ask: a stage's units, their order |
+| `implementations/` | whose engine runs the step, and every choice it makes otherwise than ours |
 | `ops`, `flops` | the operators and what each costs in bytes and FLOPs |
 | `units/` | what a unit of the model computes, operator by operator: priced and executed |
 | `program/` | the step program: instructions, blocks, calls; as text, as a hash |

@@ -12,6 +12,7 @@ c·PP + s is chunk c of stage s, so with interleaving a stage holds several sepa
 - a list: units of each virtual stage.
 """
 
+from plan.implementations import engine
 from plan.model import Model
 from plan.nearest import divisors
 from plan.parallel import Plan
@@ -56,9 +57,9 @@ def layout_problems(layers: int, plan: Plan) -> list[str]:
         return [
             f"{layers} layers with embedding and head are {units} units, fewer than {split}; use at most {units} stages"
         ]
-    if plan.implementation == "megatron" and not divides and units % stages:
+    if engine(plan).even_layers and not divides and units % stages:
         rule = f"layers ({layers}) or layers + embedding + head ({units}) to be a multiple of {stages}"
-        return [f"{layers} layers over {split}: megatron needs {rule}; {_remedy(layers, plan)}"]
+        return [f"{layers} layers over {split}: {plan.implementation} needs {rule}; {_remedy(layers, plan)}"]
     return []
 
 

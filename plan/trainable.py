@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from plan.deepspeed import gradient_way
 from plan.errors import InputError
+from plan.implementations import engine, implementation
 from plan.run import Run
 
 
 def check_trainable(run: Run) -> None:
     """Raises InputError for what a run may ask and the trainer does not do."""
     problems = []
-    if run.plan.implementation not in ("windtunnel", "deepspeed"):
+    if not implementation(run.plan.implementation).trains:
         problems.append(
             f"plan.implementation {run.plan.implementation} can be forecast; what trains is implementation: windtunnel "
             "or deepspeed"
@@ -26,7 +26,7 @@ def check_trainable(run: Run) -> None:
             f"model.positions alibi trains with attention: unfused (it is {run.plan.attention}), because torch's fused "
             "kernels take no bias; set plan.attention: unfused"
         )
-    if run.plan.gradient_dtype in ("fp16", "bf16") and gradient_way(run.plan) == "fused":
+    if run.plan.gradient_dtype in ("fp16", "bf16") and engine(run.plan).grad_accumulation == "in_gemm":
         problems.append(
             f"plan.gradient_dtype {run.plan.gradient_dtype} can be forecast; gradients are trained in fp32: set "
             "gradient_dtype: fp32"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from calibration.profile import Profile
+from plan import implementations
 from plan.cluster import Cluster
 from plan.program import Block, KernelCall, RankProgram, StepProgram
 from plan.run import Run
@@ -67,7 +68,7 @@ def fly(program: StepProgram, run: Run, profile: Profile, *, unfold: bool = Fals
 def _fly(program: StepProgram, run: Run, profile: Profile, unfold: bool, coarse: bool) -> Flight:
     synchronous = run.cluster.device == "cpu"
     profile = profile.for_kernels(run.plan.kernels)
-    if run.plan.implementation != "windtunnel":
+    if not implementations.engine(run.plan).own_host_code:
         profile = profile.of_a_framework()
     if synchronous:
         profile = profile.for_threads(run.cluster.threads_per_rank)

@@ -8,8 +8,8 @@ from plan.compile.calls import CallPlacer
 from plan.compile.held import Held, Units
 from plan.compile.ranks import coordinates, groups
 from plan.compile.stage import StageBlocks
-from plan.compile.words import batches_transfers, degrees, implementation_rules
-from plan.deepspeed import is_deepspeed
+from plan.compile.words import degrees, implementation_rules
+from plan.implementations import engine
 from plan.layout import layout
 from plan.model import Model
 from plan.parallel import Plan
@@ -55,17 +55,13 @@ def _compiled(model: Model, plan: Plan, optimizer: AdamNumbers) -> StepProgram:
 def _stage(
     model: Model, plan: Plan, optimizer: AdamNumbers, e: UnitShape, units: Units, placement: Placement, stage: int
 ) -> RankProgram:
-    batched = batches_transfers(plan)
+    batched = engine(plan).transfers == "batched"
     blocks = StageBlocks(Held(model, plan, optimizer, e, units, placement.slots, stage, batched))
     blocks.compile()
     placer = CallPlacer(blocks, placement)
     placer.open()
-    if is_deepspeed(plan):
-        placer.blocking()
-    elif batched:
-        placer.batched()
-    else:
-        placer.separate()
+    drivers = {"blocking": placer.blocking, "batched": placer.batched, "separate": placer.separate}
+    drivers[engine(plan).transfers]()
     return placer.program()
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from plan.compile.chunk import ChunkCompiler
 from plan.compile.rings import Rings
-from plan.deepspeed import is_deepspeed
+from plan.implementations import engine
 from plan.parallel import Plan
 from plan.program import Buffer, Comm, Phase, Stream
 from plan.program.lines import Tensor
@@ -34,7 +34,7 @@ class Edges:
     def __init__(self, e: UnitShape, plan: Plan, rings: Rings) -> None:
         self.rings, self.ranks, self.dtype = rings, e.tp, e.dtype
         self.shape = (e.local_tokens, e.hidden)
-        self.kept = is_deepspeed(plan)
+        self.kept = engine(plan).keeps_output
         # A stretch is whole rows here; where the rows do not divide, everything is sent.
         self.partitioned = self.kept and e.tp > 1 and not e.sequence_parallel and e.local_tokens % e.tp == 0
 

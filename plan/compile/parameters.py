@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from plan.compile.partition import offloaded, partitions_gradients, partitions_weights, unit_buckets
-from plan.deepspeed import gradient_way, is_deepspeed, runs_megatron_layers
+from plan.implementations import engine
 from plan.model import Model
 from plan.parallel import Plan
 from plan.program import DTYPE_BYTES, Bucket, Buffer, Param, Pool, numel
@@ -175,7 +175,8 @@ def lay_out(units: list[list[Param]], model: Model, plan: Plan, first_stage: boo
             weight_ref[param.name] = _view(buffers, param, bucket.weight_buffer, plan.precision, "weight")
         if not bucket.gradients_sharded:
             grad_ref[param.name] = _view(buffers, param, bucket.grad_buffer, plan.gradient_dtype, "grad")
-    fresh_ref = _fresh(buffers, buckets, params, plan) if gradient_way(plan) == "apart" else grad_ref
+    separate = engine(plan).grad_accumulation == "separate_buffer"
+    fresh_ref = _fresh(buffers, buckets, params, plan) if separate else grad_ref
     return Parameters(params, tuple(buckets), tuple(buffers), weight_ref, grad_ref, fresh_ref)
 
 
@@ -187,11 +188,8 @@ def _fresh(buffers: list[Buffer], buckets: list[Bucket], params: tuple[Param, ..
 
 
 def _classic_groups(order: list[Param], kinds: list[Kind], plan: Plan, first_stage: bool) -> list[list[Param]]:
-    limit = plan.communication.bucket_mb * 1e6
-    if plan.implementation == "megatron" and not (first_stage and plan.communication.overlap):
-        limit = float("inf")  # Megatron-LM buckets only what it overlaps, and only on the first stage
-    if is_deepspeed(plan):
-        limit = float("inf")  # one flat tensor, reduced as one
+    chosen = engine(plan)
+    limit = chosen.first_bucket_bytes if first_stage else chosen.later_bucket_bytes
     return _bucketed(order, kinds, limit, plan)
 
 
@@ -203,13 +201,6 @@ def _view(buffers: list[Buffer], param: Param, base: int, dtype: str, pool: Pool
 def _flat(buffers: list[Buffer], elements: int, dtype: str, pool: Pool, what: str) -> int:
     buffers.append(Buffer((elements,), dtype, pool, what))
     return len(buffers) - 1
-
-
-def sharded_optimizer(plan: Plan) -> bool:
-    """True when ranks of a data-parallel group each step a share (ZeRO with more than one rank; DeepSpeed's
-    BF16_Optimizer does so at stage 0 too)."""
-    by_itself = is_deepspeed(plan) and plan.precision == "bf16"
-    return (plan.zero_stage >= 1 or by_itself) and plan.data_parallel > 1
 
 
 def _bucket(
@@ -225,15 +216,14 @@ def _bucket(
     used = sum(p.local_numel for p in members)
     multiple = math.lcm(plan.data_parallel, 128)
     total = -(-used // multiple) * multiple
-    zero = sharded_optimizer(plan)
+    zero = engine(plan).sharded_optimizer
     share = total // plan.data_parallel if zero else total
     state = "fp64" if plan.precision == "fp64" else "fp32"
     split = partitioned and partitions_weights(plan)
     up = split and plan.offload.parameters == "cpu"  # the shard lives on the host
     weight = _flat(buffers, share if split else total, plan.precision, "host" if up else "weight", f"weights.{index}")
     grad = _flat(buffers, share if partitioned else total, plan.gradient_dtype, "grad", f"gradients.{index}")
-    # Megatron-LM reduces into the rank's stretch of the gradients, DeepSpeed's ZeRO-1 reduces all of them.
-    apart = zero and not runs_megatron_layers(plan) and not partitioned
+    apart = zero and not engine(plan).reduces_in_place and not partitioned
     reduced = _flat(buffers, share, plan.gradient_dtype, "grad", f"reduced.{index}") if apart else grad
     pool: Pool = "host" if hosted else "optim"
     own = plan.precision == state and hosted == up  # the weights are their own master where the optimizer finds them

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from plan.deepspeed import gathers_at_once, reduces_to_all
+from plan.implementations import engine
 from plan.parallel import Plan
 from plan.program import Param
 
@@ -82,12 +82,12 @@ def partition_rules(plan: Plan) -> dict[str, str]:
     ahead = plan.communication.overlap
     if partitions_gradients(plan):
         beside = "beside the next unit's backward" if ahead else "before the next unit's backward"
-        how = "all-reduced, each rank keeping its share," if reduces_to_all(plan) else "reduce-scattered"
+        how = "all-reduced, each rank keeping its share," if engine(plan).units_reduce_whole else "reduce-scattered"
         found |= {
             "buckets": "one a unit; parameters every tensor-parallel rank holds are reduced whole, once a step",
             "gradients": f"{how} after a unit's backward of every micro-batch, {beside}",
         }
-        if gathers_at_once(plan):
+        if engine(plan).gathers_at_once:
             found["weights"] = "gathered at the end of the step that changed them, beside nothing"
     if partitions_weights(plan):
         found["weights"] = (

@@ -13,11 +13,10 @@ from plan.compile.chunk import ChunkCompiler, Scope
 from plan.compile.fresh import add_fresh
 from plan.compile.held import Held
 from plan.compile.offload import copied_early, copy_gradient
-from plan.compile.parameters import sharded_optimizer
 from plan.compile.recompute import UnitPlan
 from plan.compile.shards import BlockShards
 from plan.compile.step import COPIED, reduce_bucket
-from plan.deepspeed import gathers_at_once, gradient_way, overlaps_gradients
+from plan.implementations import engine
 from plan.program import Block, Bucket, Buffer, Phase
 
 
@@ -65,7 +64,7 @@ def _compiler(held: Held, builder: BlockBuilder, chunk: int, phase: Phase) -> Ch
 def _gathers(held: Held, builder: BlockBuilder, chunk: int, phase: Phase) -> dict[int, int]:
     """In-ports of the all-gathers of weights that a chunk's first forward waits for, by bucket; or its first backward,
     for what no forward of it has read (a head whose loss is computed in chunks)."""
-    if not sharded_optimizer(held.plan) or gathers_at_once(held.plan):
+    if not engine(held.plan).sharded_optimizer or engine(held.plan).gathers_at_once:
         return {}
     forward = held.buckets_read(chunk, "F")
     used = forward if phase == "F" else [b for b in held.buckets_read(chunk, "B") if b not in forward]
@@ -95,7 +94,7 @@ class Unreduced:
     def _complete(self, builder: BlockBuilder, bucket: Bucket) -> None:
         """A bucket's last gradient was just made: reduce it, and copy it to the host, beside what follows."""
         index = len(builder.instructions) - 1
-        if self.plan.data_parallel > 1 and overlaps_gradients(self.plan):
+        if self.plan.data_parallel > 1 and engine(self.plan).overlaps_gradients:
             index = reduce_bucket(builder, self.plan, bucket, index)
             builder.give(f"bucket.{bucket.index}", None, index)
         if copied_early(self.plan, bucket):
@@ -125,7 +124,7 @@ class _Backward:
         for plan in reversed(self.plans):
             gradient = self._unit(plan, gradient)
         self.shards.leave()
-        if gradient_way(self.held.plan) == "apart":
+        if engine(self.held.plan).grad_accumulation == "separate_buffer":
             for number in self.order:
                 add_fresh(self.builder, self.held.plan, self.held.parameters, number, self.held.params_of(number))
         if not self.first:

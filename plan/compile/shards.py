@@ -29,7 +29,7 @@ from plan.compile.parameters import Parameters
 from plan.compile.recompute import UnitPlan
 from plan.compile.rings import Rings
 from plan.compile.step import COPIED
-from plan.deepspeed import reduces_to_all
+from plan.implementations import engine
 from plan.parallel import Plan
 from plan.program import DTYPE_BYTES, Bucket, Buffer, Comm, Param, Phase, Stream, rank_wide
 from plan.program.lines import Part, Tensor
@@ -60,7 +60,7 @@ class Shards:
         self.gradients = {u.number: self._gradients(u.unit.backward) for u in units}
         writers = [b.index for layout in self.gradients.values() for b, _ in layout.places]
         once = plan.microbatches == 1
-        self.to_all = reduces_to_all(plan)
+        self.to_all = engine(plan).units_reduce_whole
         self.direct = {b for b in writers if once and writers.count(b) == 1 and not self.to_all}
         self.writers = {b: writers.count(b) for b in writers}
         self.staged = {b.index for b in self.buckets if parameters.buffers[b.weight_buffer].pool == "host"}

@@ -9,7 +9,7 @@ from plan.compile.held import Held
 from plan.compile.passes import Unreduced, backward_block, forward_block
 from plan.compile.step import close_block, open_block
 from plan.compile.transfers import exchange_block, transfer_block
-from plan.deepspeed import is_deepspeed
+from plan.implementations import engine
 from plan.program import Block, Buffer, Comm, CommOp, Phase, Role, Stream
 from plan.program.lines import Tensor
 
@@ -23,7 +23,7 @@ class StageBlocks:
 
     def __init__(self, held: Held) -> None:
         self.held = held
-        self._blocking = held.batched or is_deepspeed(held.plan)  # transfers block the host
+        self._blocking = engine(held.plan).transfers != "separate"  # transfers block the host
         self.blocks: list[Block] = []
         self.index: dict[str, int] = {}
         self.in_ports: list[tuple[tuple[str, int], ...]] = []

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from plan.compile.builder import BlockBuilder
 from plan.compile.offload import HostSteps
-from plan.compile.parameters import Parameters, sharded_optimizer
-from plan.deepspeed import gathers_at_once, gradient_way, is_deepspeed, overlaps_gradients
+from plan.compile.parameters import Parameters
+from plan.implementations import engine
 from plan.parallel import Plan
 from plan.program import DTYPE_BYTES, Block, Bucket, Buffer, Comm, CommOp, Role, Stream, rank_wide
 from plan.units import AdamNumbers
@@ -38,7 +38,7 @@ def open_block(plan: Plan, parameters: Parameters, loss: int) -> Block:
     counts = [b.shard_numel if b.gradients_sharded else b.numel for b in buckets]
     zero = around.zero(counts, plan.gradient_dtype, state_dtype(plan))
     builder.emit("step", "ZERO", 0, "grads", "compute", flats, flats, zero)
-    if sharded_optimizer(plan) and not gathers_at_once(plan):
+    if engine(plan).sharded_optimizer and not engine(plan).gathers_at_once:
         for bucket in (b for b in reversed(buckets) if not b.weights_sharded):
             builder.give(f"weights.{bucket.index}", None, _gather(builder, plan, bucket))
     return builder.finish()
@@ -54,7 +54,7 @@ def _gather(builder: BlockBuilder, plan: Plan, bucket: Bucket, after: tuple[int,
 def reduce_bucket(builder: BlockBuilder, plan: Plan, bucket: Bucket, after: int) -> int:
     """The data-parallel reduction of a bucket, after instruction (or in-port) `after`; returns its local id."""
     grad, size = rank_wide(bucket.grad_buffer), bucket.numel * DTYPE_BYTES[plan.gradient_dtype]
-    zero = sharded_optimizer(plan) and not is_deepspeed(plan)  # DeepSpeed all-reduces, and steps its share
+    zero = engine(plan).sharded_optimizer and not engine(plan).reduces_whole
     op: CommOp = "reduce_scatter" if zero else "all_reduce"
     comm = Comm(op, "dp", size, plan.gradient_dtype, "dp", "sum", plan.communication.allreduce)
     target, kind = rank_wide(bucket.reduced_buffer), "RS" if zero else "AR"
@@ -110,7 +110,7 @@ def close_block(
     _sum_statistics(close, loss, has_head)
     done = _step_all(close, loss, copied)
     waits = (*(-1 - builder.port_of(p) for p in payloads), *done)
-    if sharded_optimizer(plan) and gathers_at_once(plan):
+    if engine(plan).sharded_optimizer and engine(plan).gathers_at_once:
         stepped = (builder.last_of("compute"), *done)
         waits += tuple(_gather(builder, plan, bucket, stepped) for bucket in reversed(parameters.buckets))
     stats = (rank_wide(loss + 1),)
@@ -125,13 +125,13 @@ def close_block(
 def _sum_gradients(close: _Close) -> None:
     """Every sum of gradients that no backward has begun, in the implementation's order."""
     plan, buckets = close.plan, close.parameters.buckets
-    if is_deepspeed(plan):
+    if engine(plan).sums_tied_first:
         _sum_tied(close)
-    if plan.data_parallel > 1 and not overlaps_gradients(plan):
+    if plan.data_parallel > 1 and not engine(plan).overlaps_gradients:
         whole = [bucket for bucket in buckets if not bucket.gradients_sharded]
         close.done += [reduce_bucket(close.builder, plan, bucket, close.tail) for bucket in whole]
     _sum_replicated(close)
-    if not is_deepspeed(plan):
+    if not engine(plan).sums_tied_first:
         _sum_tied(close)
 
 
@@ -150,7 +150,7 @@ def _step_all(close: _Close, loss: int, copied: dict[int, int]) -> tuple[int, ..
     gradients already on the host."""
     plan, buckets = close.plan, close.parameters.buckets
     gradients = [rank_wide(bucket.reduced_buffer) for bucket in buckets]
-    if gradient_way(plan) == "added":
+    if engine(plan).grad_accumulation == "autograd":
         gradients = [_widen(close, bucket) for bucket in buckets]
     for bucket, gradient in zip(buckets, gradients, strict=True):
         if not bucket.offloaded:
@@ -167,7 +167,7 @@ def state_dtype(plan: Plan) -> str:
 
 def _held(close: _Close, bucket: Bucket) -> int:
     """Elements of a bucket's gradient that the rank has reduced: its share, or all of them."""
-    return bucket.numel if is_deepspeed(close.plan) else bucket.shard_numel
+    return bucket.numel if engine(close.plan).reduces_whole else bucket.shard_numel
 
 
 def _sum_replicated(close: _Close) -> None:
@@ -202,7 +202,7 @@ def _norm(close: _Close, loss: int) -> None:
 def _norm_role(plan: Plan) -> Role | None:
     """Who shares the norm: every rank under ZeRO (shards are distinct), else the ranks of one model copy; DeepSpeed
     takes the norm of whole gradients."""
-    if sharded_optimizer(plan) and not is_deepspeed(plan):
+    if engine(plan).sharded_optimizer and not engine(plan).reduces_whole:
         return "world"
     return "model" if plan.tensor_parallel * plan.pipeline_parallel > 1 else None
 

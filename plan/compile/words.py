@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from plan.compile.partition import partition_rules
-from plan.deepspeed import is_deepspeed, overlaps_gradients
+from plan.implementations import engine
+from plan.implementations.base import WHOLE
 from plan.model import Model
 from plan.parallel import Plan
 
-
-def batches_transfers(plan: Plan) -> bool:
-    """Whether sends are paired with receives: Megatron-LM's non-interleaved 1F1B."""
-    return plan.implementation == "megatron" and plan.schedule == "1f1b" and plan.virtual_pipeline == 1
+TRANSFERS = {
+    "separate": "separate sends and receives on four streams, receives posted ahead where the global order allows",
+    "blocking": "one blocking send or receive after another, in the order of DeepSpeed's TrainSchedule",
+    "batched": "a send paired with the opposite receive of the same neighbour, the host blocked on each",
+}
 
 
 def degrees(model: Model, plan: Plan) -> dict[str, int]:
@@ -28,18 +30,17 @@ def degrees(model: Model, plan: Plan) -> dict[str, int]:
 
 def implementation_rules(plan: Plan) -> dict[str, str]:
     """The choices the named implementation made, in words, for the program's header."""
-    separate = "separate sends and receives on four streams, receives posted ahead where the global order allows"
-    blocking = "one blocking send or receive after another, in the order of DeepSpeed's TrainSchedule"
-    whole, bucket = "none: one flat gradient, all-reduced as one", f"{plan.communication.bucket_mb:g} MB"
-    batched = "a send paired with the opposite receive of the same neighbour, the host blocked on each"
+    chosen, bucket = engine(plan), f"{plan.communication.bucket_mb:g} MB"
+    unbucketed = chosen.first_bucket_bytes == WHOLE and chosen.reduces_whole
+    whole = "none: one flat gradient, all-reduced as one"
     launches = {"launches": "blocking, as CUDA_LAUNCH_BLOCKING=1 has it"} if plan.launch_blocking else {}
     return (
         launches
         | {
             "implementation": plan.implementation,
-            "pipeline": blocking if is_deepspeed(plan) else batched if batches_transfers(plan) else separate,
-            "buckets": whole if is_deepspeed(plan) else f"close at {bucket} of {plan.gradient_dtype} gradient",
-            "gradients": "overlapped with backward" if overlaps_gradients(plan) else "reduced after backward",
+            "pipeline": TRANSFERS[chosen.transfers],
+            "buckets": whole if unbucketed else f"close at {bucket} of {plan.gradient_dtype} gradient",
+            "gradients": "overlapped with backward" if chosen.overlaps_gradients else "reduced after backward",
         }
         | partition_rules(plan)
     )

@@ -2,8 +2,8 @@
 and ZeRO-3.
 
 What is partitioned, when it is gathered and reduced, and what crosses to the host are the same (DeepSpeed's ZeRO-2
-all-reduces, and so does its forecast, `plan.deepspeed`); how far ahead and in what portions differs. One warning says
-how, and keys that only shape those portions are taken out.
+all-reduces, and so does its forecast, `plan.implementations.deepspeed`); how far ahead and in what portions differs.
+One warning says how, and keys that only shape those portions are taken out.
 """
 
 from collections.abc import Mapping

@@ -5,11 +5,12 @@ plan.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from plan import cluster as clusters
 from plan import presets
 from plan.cluster import Cluster, Fabric, Host, Link, Nics
+from plan.implementations import implementation
 from plan.model import Model, RopeScaling
 from plan.nearest import did_you_mean
 from plan.parallel import Communication, Offload, Plan, Recompute, Zero, auto_bucket_mb
@@ -111,9 +112,9 @@ def _plan(spec: PlanSpec, model: Model, cluster: Cluster) -> Plan:
     model_parallel = spec.tensor_parallel * spec.context_parallel * spec.pipeline_parallel
     data_parallel = spec.data_parallel or max(1, cluster.gpus // model_parallel)
     recompute: Recompute = "layers" if isinstance(spec.recompute, RecomputeLayersSpec) else spec.recompute
-    communication, megatron = spec.communication, _megatron_layers(spec)
+    communication, chosen = spec.communication, implementation(spec.implementation)
     interleaved = "interleaved-1f1b" if spec.virtual_pipeline > 1 else "1f1b"
-    unfused = megatron or (model.attention_dropout > 0 and spec.implementation == "windtunnel")
+    unfused = chosen.unfused_attention(spec.zero_stage, model.attention_dropout)
     return Plan(
         **spec.model_dump(exclude=_DERIVED),
         pipeline_layout=spec.pipeline_layout if isinstance(spec.pipeline_layout, str) else tuple(spec.pipeline_layout),
@@ -125,7 +126,7 @@ def _plan(spec: PlanSpec, model: Model, cluster: Cluster) -> Plan:
         global_batch_size=spec.global_batch_size or spec.micro_batch_size * data_parallel,
         recompute=recompute,
         recompute_layers=spec.recompute.layers if isinstance(spec.recompute, RecomputeLayersSpec) else 0,
-        gradient_dtype=spec.gradient_dtype or default_gradient_dtype(spec),
+        gradient_dtype=spec.gradient_dtype or chosen.gradient_dtype(spec.precision, spec.zero_stage),
         attention=spec.attention or ("unfused" if unfused else "flash"),
         kernels=spec.kernels or ("eager" if cluster.device == "cpu" else "compiled"),
         loss_chunks=spec.loss_chunks or 1,
@@ -137,19 +138,6 @@ def _plan(spec: PlanSpec, model: Model, cluster: Cluster) -> Plan:
             order=communication.order,
         ),
     )
-
-
-def _megatron_layers(spec: PlanSpec) -> bool:
-    """Whether layers are Megatron-LM's, whose attention is unfused unless a run says otherwise."""
-    return spec.implementation == "megatron" or (spec.implementation == "deepspeed" and spec.zero_stage <= 1)
-
-
-def default_gradient_dtype(spec: PlanSpec) -> Literal["fp64", "fp32", "fp16"]:
-    """fp32, but fp64 in fp64 runs, and fp16 where DeepSpeed leaves autograd to add up fp16 gradients."""
-    if spec.precision == "fp64":
-        return "fp64"
-    own = spec.implementation == "deepspeed" and spec.precision == "fp16" and spec.zero_stage <= 1
-    return "fp16" if own else "fp32"
 
 
 _DERIVED = {

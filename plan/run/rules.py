@@ -23,7 +23,7 @@ RULES: tuple[Callable[[Run], Iterator[str]], ...] = (
     degrees.layers,
     degrees.virtual_pipeline,
     options.zero_with_pipeline,
-    options.deepspeed,
+    options.own,
     options.attention,
     options.recompute,
     options.zero,

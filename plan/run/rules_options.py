@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from math import gcd
 
-from plan.deepspeed import is_deepspeed
+from plan.implementations import engine, implementation
 from plan.nearest import divisors, nearest_number
 from plan.run.job import Run
 
@@ -20,21 +20,9 @@ def zero_with_pipeline(run: Run) -> Iterator[str]:
         )
 
 
-def deepspeed(run: Run) -> Iterator[str]:
-    """What DeepSpeed's engine with ZeRO 0 or 1 cannot do."""
-    plan = run.plan
-    if not is_deepspeed(plan):
-        return
-    if plan.schedule != "1f1b":
-        yield f"implementation deepspeed has one pipeline schedule, 1f1b, but schedule is {plan.schedule}; use 1f1b"
-    needed = {"fp16": "fp16", "fp64": "fp64"}.get(plan.precision, "fp32")
-    if plan.gradient_dtype not in (needed, plan.precision):
-        yield (
-            f"implementation deepspeed adds up the gradients of precision {plan.precision} in {needed}, but "
-            f"gradient_dtype is {plan.gradient_dtype}; use {needed}"
-        )
-    if plan.loss_chunks > 1:
-        yield f"implementation deepspeed computes the loss in one piece, but loss_chunks is {plan.loss_chunks}; use 1"
+def own(run: Run) -> Iterator[str]:
+    """What the plan's implementation cannot do."""
+    yield from implementation(run.plan.implementation).problems(run.plan)
 
 
 def attention(run: Run) -> Iterator[str]:
@@ -136,7 +124,7 @@ def graph(run: Run) -> Iterator[str]:
         return
     if run.cluster.device == "cpu":
         yield "cuda_graph true needs CUDA devices, but the cluster is cpu; set it to false"
-    if plan.implementation != "windtunnel":
+    if not engine(plan).captures_graphs:
         yield f"cuda_graph true is of implementation windtunnel, but it is {plan.implementation}; set it to false"
     if plan.launch_blocking:
         yield "cuda_graph true with launch_blocking true: a graph's kernels are launched at once; set one to false"

@@ -4,9 +4,9 @@ Never ignored, never approximated: a run that uses any of it ends in "not yet fo
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from plan.deepspeed import reduces_to_all
+from plan.implementations import IMPLEMENTATIONS, engine, implementation
 from plan.parallel import Plan, Zero
 from plan.run.job import Run
 
@@ -22,18 +22,11 @@ class Feature:
     instead: str | Callable[[Run], str]
 
 
-def _implementation(run: Run) -> object:
-    """DeepSpeed's ZeRO-3 fetches module by module, which is not compiled."""
-    plan = run.plan
-    later = plan.implementation == "deepspeed" and plan.zero_stage == 3
-    return f"deepspeed with zero_stage {plan.zero_stage}" if later else plan.implementation
-
-
 FEATURES: tuple[Feature, ...] = (
     Feature(
         "plan.implementation",
-        _implementation,
-        ("windtunnel", "megatron", "deepspeed"),
+        lambda run: run.plan.implementation,
+        tuple(IMPLEMENTATIONS),
         "implementation: windtunnel",
     ),
     Feature(
@@ -41,12 +34,6 @@ FEATURES: tuple[Feature, ...] = (
         lambda run: run.plan.schedule,
         ("gpipe", "1f1b", "interleaved-1f1b"),
         "schedule: 1f1b or interleaved-1f1b",
-    ),
-    Feature(
-        "plan.zero_stage",
-        lambda run: run.plan.zero_stage if run.plan.implementation == "megatron" else 0,
-        (0, 1),
-        "zero_stage: 1, which is Megatron-LM's distributed optimizer, or implementation: windtunnel",
     ),
     Feature("plan.zero.prefetch", lambda run: _gathers(run).prefetch, (None,), "prefetch: auto, which is one unit"),
     Feature("plan.zero.live", lambda run: _gathers(run).live, (None,), "live: auto, which is two units"),
@@ -124,7 +111,7 @@ def _gathers(run: Run) -> Zero:
 
 def _offloaded(device: str, plan: Plan) -> str:
     """Where our own trainer keeps what is offloaded; other implementations copy in another order."""
-    own = plan.implementation == "windtunnel" or device == "none" or reduces_to_all(plan)
+    own = device == "none" or engine(plan).offloads
     return device if own else f"{device} with implementation {plan.implementation}"
 
 
@@ -141,7 +128,7 @@ def _parameters_offloaded(plan: Plan) -> str:
 def _parameters_instead(plan: Plan) -> str:
     """What a plan lacks to keep its parameters on the host."""
     lacks = {
-        "implementation: windtunnel": plan.implementation != "windtunnel",
+        "implementation: windtunnel": not engine(replace(plan, zero_stage=3)).offloads,
         "offload.optimizer: cpu": plan.offload.optimizer != "cpu",
         "offload.parameters: cpu": plan.offload.parameters != "cpu",
         "zero_stage: 3": plan.zero_stage != 3,
@@ -166,11 +153,9 @@ def _gradient_dtype(plan: Plan) -> str:
 
 def problems(run: Run) -> list[str]:
     """A sentence for each feature the run uses that is not supported."""
-    return [
-        f"{feature.key} {_text(feature.value(run))} is not yet forecast; nearest supported: {_instead(feature, run)}"
-        for feature in FEATURES
-        if feature.value(run) not in feature.supported
-    ]
+    used = [(f.key, _text(f.value(run)), _instead(f, run)) for f in FEATURES if f.value(run) not in f.supported]
+    used += [(gap.key, gap.value, gap.instead) for gap in implementation(run.plan.implementation).gaps(run.plan)]
+    return [f"{key} {value} is not yet forecast; nearest supported: {instead}" for key, value, instead in used]
 
 
 def _instead(feature: Feature, run: Run) -> str:

@@ -108,9 +108,9 @@ def weight_gradient(builder: UnitBuilder, a: str, b: str, weight: str) -> tuple[
     """A weight gradient aᵀ b on its way to the main gradient: added inside the product, made afresh, or made and then
     added."""
     grad = f"g{weight[1:]}"
-    if builder.shape.gradients == "fused":
+    if builder.shape.gradients == "in_gemm":
         return (apply("gemm_add", f"{a} {b} {grad}"),)
-    if builder.shape.gradients == "apart":
+    if builder.shape.gradients == "separate_buffer":
         return (apply("gemm_out", f"{a} {b} {grad}", variant="tn"),)
     made = builder.tensors[weight]
     fresh = builder.tensor(f"t{weight[1:]}", made.dims, at=made.at)
@@ -119,4 +119,4 @@ def weight_gradient(builder: UnitBuilder, a: str, b: str, weight: str) -> tuple[
 
 def weight_gradient_bytes(builder: UnitBuilder, *weights: str) -> int:
     """Transient bytes of weight gradients made before they are added."""
-    return max(builder.tensors[w].bytes for w in weights) if builder.shape.gradients == "added" else 0
+    return max(builder.tensors[w].bytes for w in weights) if builder.shape.gradients == "autograd" else 0

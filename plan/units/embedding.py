@@ -34,7 +34,7 @@ def embedding(shape: UnitShape) -> Unit:
         builder.move("B", "AG", "embed", gradient, full)
         gradient = full
     scatter, grad = f"{gradient} tokens", f"g:{TABLE}"
-    if shape.gradients == "added":  # autograd scatters into zeros of the table's size, then adds these
+    if shape.gradients == "autograd":  # autograd scatters into zeros of the table's size, then adds these
         fresh = builder.tensor(f"t:{TABLE}", (shape.vocab, shape.hidden), at=ROWS)
         builder.backward(
             "W",

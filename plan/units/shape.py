@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from plan.deepspeed import Gradients, gradient_way, is_deepspeed, runs_megatron_layers
+from plan.implementations import GradAccumulation, engine
 from plan.model import Model, RopeScaling
 from plan.parallel import Plan
 
@@ -52,7 +52,7 @@ class UnitShape:
     attention: str
     megatron: bool  # what Megatron-LM's layers keep and launch
     serial: bool  # autograd's order: no collective beside a weight gradient
-    gradients: Gradients  # how a weight gradient reaches the main gradient
+    gradients: GradAccumulation  # how a weight gradient reaches the main gradient
     loss_chunks: int
     dtype: str
     stat: str  # dtype of statistics and losses
@@ -81,14 +81,14 @@ class UnitShape:
     @property
     def made(self) -> str:
         """dtype of a gradient as a backward makes it."""
-        return self.dtype if self.gradients == "apart" else self.gradient
+        return self.dtype if self.gradients == "separate_buffer" else self.gradient
 
 
 def unit_shape(model: Model, plan: Plan) -> UnitShape:
     """Per-rank extents of `model` under `plan`; divisibility is `plan.run.rules`' business."""
     t = plan.tensor_parallel
     tokens = plan.micro_batch_size * model.seq_length
-    sp = plan.sequence_parallel and t > 1
+    sp, chosen = plan.sequence_parallel and t > 1, engine(plan)
     return UnitShape(
         batch=plan.micro_batch_size,
         seq=model.seq_length,
@@ -121,9 +121,9 @@ def unit_shape(model: Model, plan: Plan) -> UnitShape:
         loss_scale=1.0 / (plan.global_batch_size * model.seq_length),
         unfused=plan.attention == "unfused",
         attention=plan.attention,
-        megatron=runs_megatron_layers(plan),
-        serial=is_deepspeed(plan),
-        gradients=gradient_way(plan),
+        megatron=chosen.megatron_layers,
+        serial=chosen.serial,
+        gradients=chosen.grad_accumulation,
         loss_chunks=plan.loss_chunks,
         dtype=plan.precision,
         stat="fp64" if plan.precision == "fp64" else "fp32",
