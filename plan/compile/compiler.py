@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from plan.compile.calls import CallPlacer
 from plan.compile.held import Held, Units
 from plan.compile.ranks import coordinates, groups
+from plan.compile.repeat import place_calls
 from plan.compile.stage import StageBlocks
 from plan.compile.words import batches_transfers, degrees, implementation_rules
-from plan.deepspeed import is_deepspeed
 from plan.layout import layout
 from plan.model import Model
 from plan.parallel import Plan
@@ -53,15 +52,7 @@ def _stage(model: Model, plan: Plan, e: Extents, units: Units, placement: Placem
     batched = batches_transfers(plan)
     blocks = StageBlocks(Held(model, plan, e, units, placement.slots, stage, batched))
     blocks.compile()
-    placer = CallPlacer(blocks, placement)
-    placer.open()
-    if is_deepspeed(plan):
-        placer.blocking()
-    elif batched:
-        placer.batched()
-    else:
-        placer.separate()
-    return placer.program()
+    return place_calls(blocks, placement)
 
 
 def _blocking(stage: RankProgram) -> RankProgram:
