@@ -5,17 +5,24 @@ A schedule is only an order of compute slots for each stage. The order of sends 
 every stage issue its transfers in that one global order. Host order over all communicators is then acyclic across
 ranks, as NCCL asks, for any schedule; receives are posted as early as one compute slot ahead where the rule allows.
 
+A step of many micro-batches is its fill and drain around a steady state. `placements` then schedules a short step and one
+that is a repetition longer, and says how often more to repeat; `plan.compile.repeat` checks that what was repeated once
+can be repeated.
+
 Formulas: 1F1B warm-up min(m, p-1-r) and the interleaved order are those of Narayanan et al. 2021 (arXiv 2104.04473).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal, NamedTuple
 
 from plan.parallel import Plan
 
 FORWARD_TIME, BACKWARD_TIME = 1, 2
+FEWEST = 4  # repetitions that are worth writing as one
 
 
 class Slot(NamedTuple):
@@ -40,16 +47,29 @@ class Transfer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A stage's schedule with its transfers: `receives[i]` are posted before slot i, `sends[i]` issued after it."""
+    """A stage's schedule with its transfers: `receives[i]` are posted before slot i, `sends[i]` issued after it.
+
+    `steady` says how it stands for a longer step, where it does.
+    """
 
     slots: tuple[Slot, ...]
     receives: tuple[tuple[Transfer, ...], ...]
     sends: tuple[tuple[Transfer, ...], ...]
+    steady: Steady | None = None
 
 
-def orders(plan: Plan) -> tuple[tuple[Slot, ...], ...]:
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """A short schedule's step is `times` repetitions longer. `longer` has one more; `whole` makes that of the step."""
+
+    longer: Placement
+    times: int
+    whole: Callable[[], Placement]
+
+
+def orders(plan: Plan, microbatches: int) -> tuple[tuple[Slot, ...], ...]:
     """The compute slots of every stage, in order."""
-    p, m, v = plan.pipeline_parallel, plan.microbatches, plan.virtual_pipeline
+    p, m, v = plan.pipeline_parallel, microbatches, plan.virtual_pipeline
     if v > 1:
         return tuple(_interleaved(p, m, v, plan.microbatch_group, stage) for stage in range(p))
     if plan.schedule == "gpipe":
@@ -167,5 +187,28 @@ def _place(
 
 
 def placements(plan: Plan) -> tuple[Placement, ...]:
-    """The schedule of every stage of a plan, transfers placed."""
-    return place_transfers(orders(plan), plan.virtual_pipeline)
+    """The schedule of every stage of a plan, transfers placed; of a long step a short one that stands for it."""
+    m = plan.microbatches
+    short, repetition = _short(plan)
+    times = (m - short) // repetition
+    if plan.schedule == "gpipe" or times < FEWEST:
+        return _placements(plan, m)
+    whole = cache(lambda: _placements(plan, m))
+    one, more = (_placements(plan, number) for number in (short, short + repetition))
+    return tuple(
+        replace(a, steady=Steady(b, times, lambda stage=stage: whole()[stage]))
+        for stage, (a, b) in enumerate(zip(one, more, strict=True))
+    )
+
+
+def _placements(plan: Plan, microbatches: int) -> tuple[Placement, ...]:
+    return place_transfers(orders(plan, microbatches), plan.virtual_pipeline)
+
+
+def _short(plan: Plan) -> tuple[int, int]:
+    """Micro-batches of a step that fills, repeats a few times and drains, and those of a repetition: interleaving takes
+    them in whole groups, and without it two slots are received into in turn."""
+    p, interleaved = plan.pipeline_parallel, plan.virtual_pipeline > 1
+    repetition = plan.microbatch_group if interleaved else 2
+    least = (2 if interleaved else 3) * p + 3 * repetition + 8
+    return least + (plan.microbatches - least) % repetition, repetition

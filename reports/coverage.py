@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from plan.program import KernelCall, StepProgram
+from plan.program import KernelCall, StepProgram, block_uses
 
 if TYPE_CHECKING:
     from calibration.profile import Profile
@@ -36,7 +36,7 @@ def kernel_calls(program: StepProgram) -> Counter[KernelCall]:
     ranks = Counter(program.class_of)
     found: Counter[KernelCall] = Counter()
     for number, stage in enumerate(program.classes):
-        uses = Counter(call.block for call in stage.calls)
+        uses = block_uses(stage)
         for index, block in enumerate(stage.blocks):
             for instruction in block.instructions:
                 for call in instruction.body if instruction.stream != "cpu" else ():  # one rate for the host's own

@@ -51,6 +51,7 @@ class RankFlight:
         "front",
         "handles",
         "held",
+        "history",
         "host",
         "lanes",
         "many",
@@ -61,6 +62,7 @@ class RankFlight:
         "program",
         "running",
         "segment",
+        "spent",
         "tails",
         "until",
         "windows",
@@ -90,6 +92,8 @@ class RankFlight:
         self.handles: list[list[Op | Merged]] = []
         self.host = self.call = self.segment = self.front = self.periods = 0
         self.node_ops: list[Op | Merged] = []
+        self.history: list[list[list[Op | Merged]]] = []  # of each period, where the engine keeps them
+        self.spent: dict[tuple[int, int], tuple[int, ...]] = {}  # (period, call) → account behind its compute
         self.account = [0] * len(CLASSES)
         self.marks: list[tuple[int, list[int]]] = []
         self.running: Op | Merged | None = None
@@ -101,6 +105,11 @@ class RankFlight:
         """The step's last STEP has ended: close the period's account."""
         self.marks.append((end, self.account))
         self.account = [0] * len(CLASSES)
+
+    def computed(self, call: int) -> None:
+        """Compute of a call is accounted for."""
+        if self.engine.kept:
+            self.spent[len(self.marks), call] = tuple(self.account)
 
     def agree(self, roles: tuple[str, ...], flown: tuple[int, object]) -> None:
         """A merged segment that relies on the groups of `roles` being in step was flown like this."""
@@ -148,6 +157,8 @@ class RankFlight:
                         return
                 self.call += 1
                 self.segment = 0
+            if engine.kept:
+                self.history.append(self.handles)
             self.periods += 1
             self.call = 0
             if self.periods < engine.periods:
@@ -255,10 +266,17 @@ class RankFlight:
 
 class Engine:
     """Flies ranks together. `shared`: work slows other work; `synchronous`: compute occupies the host, and a host that
-    was blocked by a communication needs `wake_ps` to come back from the communicating thread."""
+    was blocked by a communication needs `wake_ps` to come back from the communicating thread. `kept`: nodes and accounts
+    of all periods stay (`simulator.steady`), otherwise nodes of the last."""
 
     def __init__(
-        self, contention: Contention, synchronous: bool, cores: int | None, wake_ps: int = 0, periods: int = 2
+        self,
+        contention: Contention,
+        synchronous: bool,
+        cores: int | None,
+        wake_ps: int = 0,
+        periods: int = 2,
+        kept: bool = False,
     ) -> None:
         self.clock = Clock()
         self.contention = contention
@@ -269,6 +287,7 @@ class Engine:
         self.windowed = contention.one_way and not self.shared
         self.punctual = False
         self.periods = periods
+        self.kept = kept
         self.ranks: list[RankFlight] = []
         self.channels: dict[object, Channel] = {}
         self.cohorts: dict[object, Cohort] = {}

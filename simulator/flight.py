@@ -4,19 +4,27 @@
     flight.step_time_s, flight.breakdown["bubble"], flight.memory[0].peak_bytes
 
 Two periods are flown and the second is reported: the time between two STEPs on a rank, in the steady state of a long
-job. The flight keeps what each colour of ranks did; instruction rows are expanded only when a timeline is asked for.
+job. Of thousands of micro-batches as many are flown as it takes until they repeat (`simulator.steady`). The flight keeps what each colour of ranks did; instruction rows are expanded only when a timeline is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from calibration.profile import Profile
 from plan import implementations
 from plan.cluster import Cluster
-from plan.program import Block, KernelCall, RankProgram, StepProgram
+from plan.program import (
+    Block,
+    KernelCall,
+    RankProgram,
+    StepProgram,
+    repetitions,
+    with_repetitions,
+    written_out,
+)
 from plan.run import Run
 from plan.timeline import Timeline
 from plan.uncollected import uncollected
@@ -30,14 +38,19 @@ from simulator.interval import Interval, interval
 from simulator.memory import StageMemory, fly_memory
 from simulator.nodes import NotInStep
 from simulator.sharing import Contention
+from simulator.steady import Shift, reach_of, shift_of
 from simulator.timeline import predicted_timeline
 
 PERIODS = 2
+FEWEST = 4  # repetitions of a steady state that are simulated at least
 
 
 @dataclass(frozen=True)
 class Flight(Flown):
-    """What a program did, and what follows from it: memory, an interval, a timeline."""
+    """What a program did, and what follows from it: memory, an interval, a timeline. `whole` simulates what was
+    skipped, if anything was; `events` are those simulated."""
+
+    whole: Callable[[], Flight] | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def memory(self) -> tuple[StageMemory, ...]:
@@ -53,44 +66,118 @@ class Flight(Flown):
 
     def timeline(self, ranks: Sequence[int] | None = None) -> Timeline:
         """The predicted timeline of the second period: one rank of every colour, or of those that hold `ranks`."""
-        return predicted_timeline(self, ranks)
+        return predicted_timeline(self._all, ranks)
+
+    @cached_property
+    def _all(self) -> Flight:
+        """The flight in which every instruction has its times."""
+        if self.whole is None:
+            return self
+        with uncollected():
+            return self.whole()
 
 
-def fly(program: StepProgram, run: Run, profile: Profile, *, unfold: bool = False, coarse: bool = True) -> Flight:
-    """Fly two periods of a program. `unfold` flies every rank; `coarse` merges instructions where that is exact."""
+def fly(
+    program: StepProgram, run: Run, profile: Profile, *, unfold: bool = False, coarse: bool = True, skip: bool = True
+) -> Flight:
+    """Simulate two periods of a program. `unfold` simulates every rank; `coarse` merges instructions and `skip` leaves
+    out repetitions of a steady state, both where that is exact."""
     with uncollected():
         try:
-            return _fly(program, run, profile, unfold, coarse)
+            return _job(program, run, profile, unfold, coarse).flight(skip)
         except NotInStep:
-            return _fly(program, run, profile, unfold, False)
+            return _job(program, run, profile, unfold, False).flight(skip)
 
 
-def _fly(program: StepProgram, run: Run, profile: Profile, unfold: bool, coarse: bool) -> Flight:
+def _job(program: StepProgram, run: Run, profile: Profile, unfold: bool, coarse: bool) -> _Job:
     synchronous = run.cluster.device == "cpu"
     profile = profile.for_kernels(run.plan.kernels)
     if not implementations.engine(run.plan).own_host_code:
         profile = profile.of_a_framework()
     if synchronous:
         profile = profile.for_threads(run.cluster.threads_per_rank)
-    colours = fold(program, run.cluster, unfold, synchronous)
-    contention = Contention.of(profile)
-    cores = profile.cores.cores if synchronous and profile.cores is not None else None
-    wake_ps = picoseconds(profile.host_issue_s("wake")) if synchronous else 0
-    engine = Engine(contention, synchronous, cores, wake_ps, PERIODS)
-    plans = _Cutter(program, run.cluster, profile, contention, coarse and not synchronous, run.plan.cuda_graph)
-    engine.ranks = [_rank(engine, colours, colour, plans) for colour in colours]
-    engine.punctual = plans.punctual
-    engine.fly()
-    return Flight(
-        program=program,
-        run=run,
-        profile=profile,
-        colours=colours,
-        periods_ps=tuple(rank.marks[-1][0] - (rank.marks[-2][0] if PERIODS > 1 else 0) for rank in engine.ranks),
-        accounts=tuple(tuple(rank.marks[-1][1]) for rank in engine.ranks),
-        events=engine.clock.events,
-        ranks=tuple(engine.ranks),
-    )
+    return _Job(program, run, profile, fold(program, run.cluster, unfold, synchronous), coarse)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What is simulated, and with what."""
+
+    program: StepProgram
+    run: Run
+    profile: Profile
+    colours: tuple[Colour, ...]
+    coarse: bool
+    kernels: dict[KernelCall, float] = field(default_factory=dict)  # prices found so far
+
+    def flight(self, skip: bool) -> Flight:
+        """The flight of all repetitions, or of the fewest that tell what the others would do."""
+        return (self._skipping() if skip else None) or self._whole()
+
+    def _whole(self) -> Flight:
+        """Simulate all."""
+        engine = self._engine(written_out(self.program), kept=False)
+        engine.fly()
+        return self._flight(engine)
+
+    def _skipping(self) -> Flight | None:
+        """Simulate ever more repetitions until they come again; None when that takes most of them."""
+        total, times = repetitions(self.program), FEWEST
+        reach = self._reach() if 2 * times < total else None
+        if reach is None:
+            return None
+        times = max(times, 3 * reach)
+        while 2 * times < total:
+            short = with_repetitions(self.program, times)
+            engine = self._engine(written_out(short), kept=True)
+            engine.fly()
+            shift = shift_of([short.classes[colour.program] for colour in self.colours], engine, reach)
+            if shift is not None and (total - times) % shift.every == 0:
+                return self._flight(engine, shift, (total - times) // shift.every)
+            times = 4 * times if shift is None else times + (total - times) % shift.every
+        return None
+
+    def _reach(self) -> int | None:
+        """How far repetitions look; None where nothing may be skipped. Where streams slow each other both ways, what
+        runs beside what is more than a few nodes' business."""
+        engine = self._engine(written_out(with_repetitions(self.program, FEWEST)), kept=False)
+        stages = [self.program.classes[colour.program] for colour in self.colours]
+        return None if engine.shared else reach_of(stages, engine)
+
+    def _engine(self, program: StepProgram, kept: bool) -> Engine:
+        run, profile, synchronous = self.run, self.profile, self.run.cluster.device == "cpu"
+        contention = Contention.of(profile)
+        cores = profile.cores.cores if synchronous and profile.cores is not None else None
+        wake_ps = picoseconds(profile.host_issue_s("wake")) if synchronous else 0
+        engine = Engine(contention, synchronous, cores, wake_ps, PERIODS, kept)
+        coarse, graph = self.coarse and not synchronous, run.plan.cuda_graph
+        plans = _Cutter(program, run.cluster, profile, contention, coarse, graph, self.kernels)
+        engine.ranks = [_rank(engine, self.colours, colour, plans) for colour in self.colours]
+        engine.punctual = plans.punctual
+        return engine
+
+    def _flight(self, engine: Engine, shift: Shift | None = None, shifts: int = 0) -> Flight:
+        """What the engine's ranks did, with so many shifts that they did not."""
+        ranks = engine.ranks
+        periods = [rank.marks[-1][0] - (rank.marks[-2][0] if PERIODS > 1 else 0) for rank in ranks]
+        accounts = [tuple(rank.marks[-1][1]) for rank in ranks]
+        if shift is not None:
+            periods = [period + shifts * shift.time_ps for period in periods]
+            accounts = [
+                tuple(time + shifts * more for time, more in zip(account, adds, strict=True))
+                for account, adds in zip(accounts, shift.accounts, strict=True)
+            ]
+        return Flight(
+            program=self.program,
+            run=self.run,
+            profile=self.profile,
+            colours=self.colours,
+            periods_ps=tuple(periods),
+            accounts=tuple(accounts),
+            events=engine.clock.events,
+            ranks=tuple(ranks),
+            whole=None if shift is None else self._whole,
+        )
 
 
 def _rank(engine: Engine, colours: Sequence[Colour], colour: Colour, plans: _Cutter) -> RankFlight:
@@ -155,7 +242,8 @@ class _Cutter:
         profile: Profile,
         contention: Contention,
         coarse: bool,
-        graph: bool = False,
+        graph: bool,
+        kernels: dict[KernelCall, float],
     ) -> None:
         self.program = program
         self.cluster = cluster
@@ -165,7 +253,7 @@ class _Cutter:
         self.graph = graph
         self.pipelined = program.degrees.get("pp", 1) > 1
         self.punctual = False  # whether some single slows compute and may follow from a transfer (see `segments`)
-        self._kernels: dict[KernelCall, float] = {}
+        self._kernels = kernels
         self._channels: dict[int, tuple[tuple[str, str], ...]] = {}
         self._known: dict[object, _ColourPlan] = {}
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from calibration.collectives import Geometry
-from plan.program import KernelCall
+from plan.program import KernelCall, block_uses
 from simulator.costs import issue_s
 from simulator.flown import Flown
 from simulator.fold import Colour
@@ -125,7 +125,7 @@ def _kernel_seconds(flight: Flown) -> dict[KernelCall, float]:
     for colour in flight.colours:
         ranks[colour.program] += len(colour.ranks)
     for number, stage in enumerate(flight.program.classes):
-        uses = Counter(call.block for call in stage.calls)
+        uses = block_uses(stage)
         for index, block in enumerate(stage.blocks):
             many = uses[index] * ranks[number]
             for instruction in block.instructions:
@@ -139,7 +139,7 @@ def _comm_seconds(flight: Flown) -> dict[tuple[str, str, float], float]:
     found: dict[tuple[str, str, float], float] = {}
     for colour in flight.colours:
         stage = flight.program.classes[colour.program]
-        uses = Counter(call.block for call in stage.calls)
+        uses = block_uses(stage)
         for index, block in enumerate(stage.blocks):
             for instruction in block.instructions:
                 comm = instruction.comm
@@ -177,7 +177,7 @@ def _host_bound_s(flight: Flown) -> float:
     profile = flight.profile
     longest = 0.0
     for stage in flight.program.classes:
-        uses = Counter(call.block for call in stage.calls)
+        uses = block_uses(stage)
         issued = (
             uses[index] * issue_s(profile, instruction, flight.run.plan.cuda_graph)
             for index, block in enumerate(stage.blocks)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from calibration.profile import Allocator
 from calibration.workspace import NOTHING, Workspace
-from plan.program import OFF_DEVICE, Block, Buffer, Call, RankProgram
+from plan.program import OFF_DEVICE, Block, Buffer, RankProgram, columns
 from plan.program.text import label_of
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "workspace", "framework")
@@ -203,26 +203,27 @@ def fly_memory(stage: RankProgram, allocator: Allocator, workspace: Workspace = 
 
 
 def _effects(stage: RankProgram, rounding: Rounding, workspace: Workspace) -> tuple[list[Effect], NDArray[np.int64]]:
-    """Distinct effects, and which one each call has."""
-    effects: list[Effect] = []
-    known: dict[tuple[int, frozenset[int]], int] = {}
-    order = []
-    for call in stage.calls:
-        key = (call.block, _unbound(call))
-        if key not in known:
-            known[key] = len(effects)
-            effects.append(block_effect(stage.blocks[call.block], key[1], rounding, workspace))
-        order.append(known[key])
-    return effects, np.array(order, dtype=np.int64)
+    """Distinct effects, and which one each call has: calls of a block differ by their unbound in-ports."""
+    calls = columns(stage.calls)
+    call_of = np.repeat(np.arange(len(calls.block)), calls.counts)
+    port_of = np.arange(len(call_of)) - np.repeat(np.cumsum(calls.counts) - calls.counts, calls.counts)
+    unbound: dict[int, list[int]] = {}
+    for where in np.flatnonzero(calls.bound < 0).tolist():
+        unbound.setdefault(int(call_of[where]), []).append(int(port_of[where]))
+    known: dict[tuple[int, frozenset[int]], int] = {(block, _NONE): block for block in range(len(stage.blocks))}
+    order = calls.block.copy()
+    for call, ports in unbound.items():
+        order[call] = known.setdefault((int(order[call]), frozenset(ports)), len(known))
+    used = set(np.unique(order).tolist())
+    effects = [
+        block_effect(stage.blocks[block], ports, rounding, workspace) if number in used else _NOTHING
+        for (block, ports), number in known.items()
+    ]
+    return effects, order
 
 
 _NONE: frozenset[int] = frozenset()
-
-
-def _unbound(call: Call) -> frozenset[int]:
-    if (-1, -1) not in call.bindings:
-        return _NONE
-    return frozenset(k for k, (bound, _) in enumerate(call.bindings) if bound < 0)
+_NOTHING = Effect([0] * len(PARTS), [0] * len(PARTS), 0, {}, {})
 
 
 def _before(nets: list[list[int]], order: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -214,6 +214,7 @@ class Op:
             rank.account[self.row.work] += end - self.start
             rank.front = end
             rank.running = None
+            rank.computed(self.call)
             if rank.boundary == (self.call, self.row.local):
                 rank.mark(end)
         waiters = self.waiters

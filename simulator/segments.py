@@ -173,6 +173,7 @@ class Merged:
                     self.before = {**self.before, index: (inputs[index], trail)}
         self.sources = ()
         rank.front = end
+        rank.computed(self.call)
 
     def _blame_entry(self, merge: Merge, first: int, inputs: list[int]) -> None:
         latest, cause = FLOOR, None

@@ -1,9 +1,9 @@
 """Places a stage's blocks in host order: the calls of one step and what stands behind every in-port.
 
-Three drivers, one for each way to talk to neighbours. `separate` (implementation windtunnel, and every interleaved
-schedule) follows `plan.schedules.place_transfers`: sends and receives on four streams, receives posted ahead. `batched`
+Three drivers, one for each way to talk to neighbours. *Separate* (implementation windtunnel, and every interleaved
+schedule) follows `plan.schedules.place_transfers`: sends and receives on four streams, receives posted ahead. *Batched*
 (Megatron-LM, non-interleaved 1F1B) pairs a send with the opposite receive of the same neighbour and blocks the host on
-each, as its `batch_p2p_comm` with `batch_p2p_sync` does. `blocking` (DeepSpeed's pipeline engine) does one transfer
+each, as its `batch_p2p_comm` with `batch_p2p_sync` does. *Blocking* (DeepSpeed's pipeline engine) does one transfer
 after another, each blocking, in the order of its `TrainSchedule`.
 """
 
@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from plan.compile.stage import StageBlocks
 from plan.compile.step import Ports
-from plan.program import Call, RankProgram, Stream
+from plan.implementations import engine
+from plan.program import Call, Stream
 from plan.schedules import Placement, Slot
 
 _UNBOUND = (-1, -1)
@@ -37,7 +38,7 @@ class _Ring:
 
 
 class CallPlacer:
-    """One use: `separate` or `batched`, then `program`."""
+    """One use: `place`, then `close`; `calls` is what was placed."""
 
     def __init__(self, blocks: StageBlocks, placement: Placement) -> None:
         self.b, self.placement = blocks, placement
@@ -53,6 +54,7 @@ class CallPlacer:
         self._last = {s.chunk: s for s in placement.slots if s.phase == "B"}
         self._weights: Ports = {}
         self._latest: int | None = None  # the last compute call
+        self._microbatches = sum(slot.phase == "F" and slot.chunk == 0 for slot in placement.slots)
 
     def _call(self, block: int, micro: int, bound: Ports, forward: int = -1) -> int:
         """Place a block. `bound` says what stands behind its in-ports; ports called after the forward block's are that
@@ -72,7 +74,7 @@ class CallPlacer:
         outs = self.b.out_ports[self.calls[call].block]
         return {name: (call, k) for name, k in outs.items() if name.startswith(prefix)}
 
-    def open(self) -> None:
+    def _open(self) -> None:
         """The start of the step."""
         self._weights = self._ports(self._call(self.b.index["open"], -1, {}), "weights.")
 
@@ -137,7 +139,7 @@ class CallPlacer:
         self._sent.setdefault((backward, 0), []).append(self._port(call, "sent"))
         self._arrived[consumer] = (self._port(call, "received"), number)
 
-    def separate(self) -> None:
+    def _separate(self) -> None:
         """Transfers in the one global order, each its own call."""
         for position, slot in enumerate(self.placement.slots):
             for transfer in self.placement.receives[position]:
@@ -146,11 +148,11 @@ class CallPlacer:
             for _ in self.placement.sends[position]:
                 self.send(slot)
 
-    def batched(self) -> None:
+    def _batched(self) -> None:
         """Megatron-LM's non-interleaved loop: warm-up, one forward and one backward with paired transfers, drain."""
         slots = self.placement.slots
         first, last = self.b.held.first(0), self.b.held.last(0)
-        steady = self.b.held.plan.pipeline_parallel - 1 - self.b.held.stage < self.b.held.plan.microbatches
+        steady = self.b.held.plan.pipeline_parallel - 1 - self.b.held.stage < self._microbatches
         for i, slot in enumerate(slots):
             after = slots[i + 1] if i + 1 < len(slots) else slot
             backward = slot.phase == "B"
@@ -167,14 +169,14 @@ class CallPlacer:
             else:
                 self.send(slot)
 
-    def blocking(self) -> None:
+    def _blocking(self) -> None:
         """DeepSpeed's `TrainSchedule`: stage r runs the forward of micro-batch k at tick 2k + r and its backward at
         tick 2k + 2p - 1 - r. A tick with a forward begins by receiving its input from the stage before, then returns
         the gradient of the backward before; one with a backward (or with none due) begins by sending the output of the
         forward before, then receives its gradient. So at every tick stages exchange in pairs, and nobody waits for a
         third.
         """
-        p, stage, m = self.b.held.plan.pipeline_parallel, self.b.held.stage, self.b.held.plan.microbatches
+        p, stage, m = self.b.held.plan.pipeline_parallel, self.b.held.stage, self._microbatches
         first, last = self.b.held.first(0), self.b.held.last(0)
         for tick in range(2 * (m + p - 1) + 1):
             forward = (tick - stage) % 2 == 0
@@ -193,14 +195,20 @@ class CallPlacer:
             if due:
                 self.compute(now)
 
-    def program(self) -> RankProgram:
-        """Close the step and return the stage's program."""
+    def place(self) -> None:
+        """All calls but the one that closes the step."""
+        self._open()
+        drivers = {"blocking": self._blocking, "batched": self._batched, "separate": self._separate}
+        drivers[engine(self.b.held.plan).transfers]()
+
+    def close(self, block: int | None = None) -> tuple[list[str], list[Stream]]:
+        """Place the block that closes the step, a given one or a new one. Returns what was left for it: gradients to
+        reduce and sends to wait for."""
         left = [(backward, port) for (backward, _), queue in sorted(self._sent.items()) for port in queue]
         streams: list[Stream] = ["send_bwd" if backward else "send_fwd" for backward, _ in left]
-        block = self.b.close(list(self._reduced), streams)
+        if block is None:
+            block = self.b.close(list(self._reduced), streams)
         bound = self._reduced | {"tail": self._port(self._done[self.placement.slots[-1]], "tail")}
         bound |= {f"sent.{i}": port for i, (_, port) in enumerate(left)}
         self._call(block, -1, bound)
-        held, blocks, calls = self.b.held, tuple(self.b.blocks), tuple(self.calls)
-        parameters = held.parameters
-        return RankProgram(held.stage, blocks, calls, held.buffers(), parameters.params, parameters.buckets)
+        return list(self._reduced), streams

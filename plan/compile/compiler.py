@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from plan.compile.calls import CallPlacer
 from plan.compile.held import Held, Units
 from plan.compile.ranks import coordinates, groups
+from plan.compile.repeat import place_calls
 from plan.compile.stage import StageBlocks
 from plan.compile.words import degrees, implementation_rules
 from plan.implementations import engine
@@ -58,11 +58,7 @@ def _stage(
     batched = engine(plan).transfers == "batched"
     blocks = StageBlocks(Held(model, plan, optimizer, e, units, placement.slots, stage, batched))
     blocks.compile()
-    placer = CallPlacer(blocks, placement)
-    placer.open()
-    drivers = {"blocking": placer.blocking, "batched": placer.batched, "separate": placer.separate}
-    drivers[engine(plan).transfers]()
-    return placer.program()
+    return place_calls(blocks, placement)
 
 
 def _blocking(stage: RankProgram) -> RankProgram:

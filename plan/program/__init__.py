@@ -17,6 +17,7 @@ Naming of things inside a block (all plain integers, so that a block is position
 Host issue order is the order of calls, and inside a call the order of instructions.
 """
 
+from plan.program.calls import Repeated, block_uses, columns, repetitions, with_repetitions, written_out
 from plan.program.flat import Placed, expand, resolve_buffer, resolve_wait
 from plan.program.instruction import Comm, Instruction, label
 from plan.program.kernel import KernelCall
@@ -45,14 +46,20 @@ __all__ = [
     "PortOut",
     "RankProgram",
     "Reduce",
+    "Repeated",
     "Role",
     "StepProgram",
     "Stream",
+    "block_uses",
+    "columns",
     "expand",
     "label",
     "numel",
     "rank_wide",
+    "repetitions",
     "resolve_buffer",
     "resolve_wait",
     "tenant_of",
+    "with_repetitions",
+    "written_out",
 ]

@@ -6,8 +6,9 @@ buffers, parameters), `class_of` and the groups. Names of implementation rules d
 compile to the same instructions are the same program.
 
 The canonical form is nested tuples in field order, written by marshal in its format 2. That format depends on values
-alone (later ones also write which objects are shared) and is ten times faster than JSON, which matters: bindings are a
-third of a million pairs for GPT-3 175B. Blocks are shared by classes and calls, so each object is written once.
+alone (later ones also write which objects are shared) and is ten times faster than JSON. Calls enter as columns of
+whole numbers, however they are written (`plan.program.calls`): bindings are millions of pairs for a deep pipeline.
+Blocks are shared by classes and calls, so each object is written once.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from hashlib import blake2b
 from operator import attrgetter
 from typing import Any
 
+from plan.program.calls import columns
 from plan.program.instruction import Comm, Instruction
 from plan.program.kernel import KernelCall
 from plan.program.lines import Body
-from plan.program.step import Block, Call, Group, PortIn, PortOut, RankProgram, StepProgram
+from plan.program.step import Block, Group, PortIn, PortOut, RankProgram, StepProgram
 from plan.program.storage import Bucket, Buffer, Param
 
 DIGEST_BYTES = 16
@@ -34,7 +36,7 @@ def _fields_of(kind: type) -> Callable[[Any], tuple[Any, ...]]:
     return lambda thing: tuple(getter(thing))
 
 
-_BUFFER, _CALL, _COMM, _KERNEL = (_fields_of(kind) for kind in (Buffer, Call, Comm, KernelCall))
+_BUFFER, _COMM, _KERNEL = (_fields_of(kind) for kind in (Buffer, Comm, KernelCall))
 _PORT_IN, _PORT_OUT, _PARAM, _BUCKET, _GROUP = (_fields_of(kind) for kind in (PortIn, PortOut, Param, Bucket, Group))
 _INSTRUCTION = _fields_of(Instruction)
 _BODY, _COMM_AT, _LINES = (tuple(f.name for f in fields(Instruction)).index(n) for n in ("body", "comm", "lines"))
@@ -59,9 +61,11 @@ def _rank_program(stage: RankProgram, blocks: dict[int, bytes], bodies: dict[int
         if known is None:
             known = blocks[id(block)] = _block(block, bodies)
         digest.update(known)
-    calls = list(map(_CALL, stage.calls))
+    digest.update(_bytes(len(stage.calls)))
+    for column in columns(stage.calls):
+        digest.update(column.astype(column.dtype.newbyteorder("<")).tobytes())
     buffers, params, buckets = map(_BUFFER, stage.buffers), map(_PARAM, stage.params), map(_BUCKET, stage.buckets)
-    digest.update(_bytes((stage.stage, calls, list(buffers), list(params), list(buckets))))
+    digest.update(_bytes((stage.stage, list(buffers), list(params), list(buckets))))
     return digest.digest()
 
 

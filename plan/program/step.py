@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from plan.program.instruction import Instruction
@@ -56,7 +57,7 @@ class RankProgram:
 
     stage: int
     blocks: tuple[Block, ...]
-    calls: tuple[Call, ...]
+    calls: Sequence[Call]  # a tuple, or where a steady state repeats `plan.program.calls.Repeated`
     buffers: tuple[Buffer, ...]
     params: tuple[Param, ...]
     buckets: tuple[Bucket, ...]

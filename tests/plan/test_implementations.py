@@ -1,4 +1,4 @@
-"""An implementation is asked for its choices, never for its name: nobody compares names, and each says what it decides."""
+"""An implementation is asked for its choices, never for its name: nobody compares names."""
 
 import ast
 from pathlib import Path
@@ -24,7 +24,8 @@ def _compared(tree: ast.AST) -> list[int]:
 
 
 def test_nobody_compares_names_of_implementations() -> None:
-    files = [f for room in ROOMS for f in (ROOT / room).rglob("*.py") if not set(f.relative_to(ROOT).parts) & set(READERS)]
+    files = [file for room in ROOMS for file in (ROOT / room).rglob("*.py")]
+    files = [file for file in files if not set(file.relative_to(ROOT).parts) & set(READERS)]
     assert len(files) > 100
     assert {str(f): lines for f in files if (lines := _compared(ast.parse(f.read_text(encoding="utf-8"))))} == {}
 

@@ -1,0 +1,210 @@
+"""The steady state of a flight: whether its repetitions repeat in time, and what so many more of them would add.
+
+A program whose calls repeat (`plan.program.calls`) is simulated with few repetitions. Times are whole picoseconds and
+follow from what a node waits for: its stream, its waits, its host, its partners, all at most `reach` repetitions away.
+When over more than twice that reach every output of every rank comes again `every` repetitions later, one `shift`
+later, then moving whatever lies behind by that shift and putting the repetitions in between satisfies each node's rule
+again: the longer flight is that, to the picosecond. Three things need a look of their own, and where they do not hold
+nothing is skipped:
+
+* what is waited for from far before the repetitions (the tail of a stream that they do not use) must come too early to
+  matter, and then does so in the longer flight too;
+* a host that runs ahead of its device moves by less than the device, so nothing behind may start because it was issued;
+* groups that meet must stand in the same repetition, or `reach` must cover the difference.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plan.program import RankProgram, Repeated
+from simulator.engine import Engine, RankFlight
+from simulator.nodes import Op
+from simulator.segments import Merged
+
+MARGIN = 2  # repetitions beyond what waits and partners reach: gaps and windows follow from a few nodes in a row
+Counts = Counter[tuple[str, str]]  # communications by role and channel
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """The last period of a flight: `every` repetitions more take `time_ps` more, and add `accounts` to each rank's."""
+
+    every: int
+    time_ps: int
+    accounts: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """What a rank did in the repetitions of a period, a row for each: ends of nodes, issue times, account so far."""
+
+    ends: NDArray[np.int64]
+    issued: NDArray[np.int64]
+    account: NDArray[np.int64]
+
+
+def reach_of(stages: Sequence[RankProgram], engine: Engine) -> int | None:
+    """How many repetitions away what a node follows from is; None when it is not a number of repetitions away.
+
+    `stages` are the programs of the engine's ranks, their calls repeated.
+    """
+    found = [_waits_reach(stage) for stage in stages] + _partners_reach(stages, engine)
+    reaches = [reach for reach in found if reach is not None]
+    return max(reaches) + MARGIN if len(reaches) == len(found) else None
+
+
+def _waits_reach(stage: RankProgram) -> int | None:
+    """How far back calls of a repetition wait, and those behind the repetitions look into them."""
+    calls, farthest = _repeated(stage), 0
+    waited = [{-1 - w for i in block.instructions for w in i.waits if w < 0} for block in stage.blocks]
+    for index, call in enumerate(calls.kept[calls.seam :], calls.seam):
+        bounds = [call.bindings[port][0] for port in waited[call.block]]
+        if any(0 <= bound < calls.anchor for bound in bounds):
+            return None
+        from_ = min(index, calls.seam + calls.period)
+        farthest = max([farthest, *(from_ - bound for bound in bounds if bound >= 0)])
+    return -(-farthest // calls.period)
+
+
+def _partners_reach(stages: Sequence[RankProgram], engine: Engine) -> list[int | None]:
+    """How many repetitions the members of each channel are apart."""
+    counts = {id(stage): _communications(stage) for stage in stages}
+    members: dict[int, list[tuple[int, int]]] = {}
+    for rank, stage in zip(engine.ranks, stages, strict=True):
+        before, inside = counts[id(stage)]
+        for name, lane in rank.lanes.items():
+            members.setdefault(id(lane.channel), []).append((before[name], inside[name]))
+    return [_apart(met) for met in members.values()]
+
+
+def _apart(met: list[tuple[int, int]]) -> int | None:
+    ahead = max(before for before, _ in met) - min(before for before, _ in met)
+    inside = met[0][1]
+    if any(other != inside for _, other in met) or (ahead and not inside):
+        return None
+    return -(-ahead // inside) if ahead else 0
+
+
+def _communications(stage: RankProgram) -> tuple[Counts, Counts]:
+    """Communications before the repetitions, and in one of them."""
+    calls = _repeated(stage)
+    of_block = [
+        Counter((i.comm.role, i.comm.channel) for i in block.instructions if i.comm is not None)
+        for block in stage.blocks
+    ]
+    before, inside = Counts(), Counts()
+    for index, call in enumerate(calls.kept[: calls.seam + calls.period]):
+        (before if index < calls.seam else inside).update(of_block[call.block])
+    return before, inside
+
+
+def _repeated(stage: RankProgram) -> Repeated:
+    assert isinstance(stage.calls, Repeated)
+    return stage.calls
+
+
+def shift_of(stages: Sequence[RankProgram], engine: Engine, reach: int) -> Shift | None:
+    """The shift with which the flown repetitions of every period come again, with the fewest repetitions between; None
+    when they do not, or when what lies around them would not move along."""
+    periods = [
+        [_times(rank, _repeated(stage), period) for rank, stage in zip(engine.ranks, stages, strict=True)]
+        for period in range(engine.periods)
+    ]
+    if any(times is None for of_period in periods for times in of_period):
+        return None
+    times = _repeated(stages[0]).times
+    for every in range(1, (times - 2 * reach) // 2 + 1):
+        rows = 2 * reach + every
+        found = [_period_shift([t for t in of_period if t is not None], every, rows) for of_period in periods]
+        if None in found:
+            continue
+        behind = [shift[1] for shift in found if shift is not None]
+        moves = all(
+            _moves_along(rank, _repeated(stage), rows, [ranks[number] for ranks in behind])
+            for number, (rank, stage) in enumerate(zip(engine.ranks, stages, strict=True))
+        )
+        return found[-1][0] if moves and found[-1] is not None else None
+    return None
+
+
+def _times(rank: RankFlight, calls: Repeated, period: int) -> _Times | None:
+    """None when a repetition computes nothing."""
+    ends, issued, account = [], [], []
+    for first in range(calls.seam, calls.seam + calls.times * calls.period, calls.period):
+        nodes = [node for call in rank.history[period][first : first + calls.period] for node in call]
+        ends.append([end for node in nodes for end in node.outs])
+        issued.append([node.issued if isinstance(node, Op) else node.host for node in nodes])
+        spent = [rank.spent.get((period, call)) for call in range(first, first + calls.period)]
+        account.append(next((s for s in reversed(spent) if s is not None), None))
+    if None in account:
+        return None
+    return _Times(*(np.array(rows, dtype=np.int64) for rows in (ends, issued, account)))
+
+
+def _period_shift(times: list[_Times], every: int, rows: int) -> tuple[Shift, list[bool]] | None:
+    """The shift of a period whose last `rows` repetitions come `every` later, and which hosts move by less."""
+
+    def moved(values: NDArray[np.int64]) -> NDArray[np.int64]:
+        step: NDArray[np.int64] = (values[every:] - values[:-every])[-rows:]
+        return step
+
+    time = int(moved(times[0].ends)[0, 0])
+    accounts, hosts = [], []
+    for of_rank in times:
+        ends, issued, account = moved(of_rank.ends), moved(of_rank.issued), moved(of_rank.account)
+        if (ends != time).any() or (issued != issued[0, 0]).any() or (account != account[0]).any():
+            return None
+        hosts.append(int(issued[0, 0]))
+        accounts.append(tuple(account[0].tolist()))
+    if max(hosts) > time:
+        return None
+    return Shift(every, time, tuple(accounts)), [host < time for host in hosts]
+
+
+def _moves_along(rank: RankFlight, calls: Repeated, rows: int, behind: list[bool]) -> bool:
+    """Whether everything from the last `rows` repetitions of a period on moves with the device: nothing starts because
+    it was issued while the host moves by less (until the host waits for the device), and the tail of a stream that the
+    repetitions do not use is over. `behind`: in which periods the host moves by less."""
+    begin = calls.seam + (calls.times - rows) * calls.period
+    used = {s for nodes in rank.history[0][begin : begin + calls.period] for node in nodes for s in _streams(node)}
+    tails: dict[int, int] = {}
+    old: set[int] = set()
+    ahead = False
+    for period, handles in enumerate(rank.history):
+        for call, nodes in enumerate(handles):
+            if call == begin:
+                ahead = ahead or behind[period]
+                old = tails.keys() - used
+            for node in nodes:
+                streams = _streams(node)
+                start = node.start if isinstance(node, Op) else node.first
+                if any(tails[stream] >= start for stream in streams if stream in old):
+                    return False
+                old -= set(streams)
+                if ahead and not _late(node):
+                    return False
+                ahead = ahead and not (isinstance(node, Op) and node.row.sync)
+                tails |= dict(zip(streams, (end for end in node.outs if end is not None), strict=False))
+    return True
+
+
+def _streams(node: Op | Merged) -> tuple[int, ...]:
+    return (node.row.stream,) if isinstance(node, Op) else node.segment.streams
+
+
+def _late(node: Op | Merged) -> bool:
+    """Whether a node was issued early enough that it would run the same had it been issued earlier."""
+    if isinstance(node, Op):
+        return node.issued < node.start
+    merge = node.segment.merge
+    assert merge is not None
+    lead = node.first - node.host
+    if lead <= merge.issued[0]:
+        return False
+    return lead >= merge.issued[-1] or (node.outcome is merge.reference and -lead <= merge.host_slack)
