@@ -33,9 +33,9 @@ from calibration.profile import kernel_class
 from calibration.profile_paths import cpu_profile_path, machine_key, profile_path
 from calibration.write import write_profile
 from kernels.registry import POINTWISE
-from plan.cluster import machine
-from plan.files import parse_yaml, text_of
-from plan.program import KernelCall
+from program import KernelCall
+from program.cluster import machine
+from program.files import parse_yaml, text_of
 
 Progress = Callable[[str, int, int], None]  # (what is being measured, done, of how many)
 Section = dict[str, Any]

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass, replace
 
 from calibration.lookup import Curve
-from plan.cluster import Cluster
+from program.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Kernels of frameworks that were not measured, as what their source says each operator launches and moves.
 
-A profile prices the operators of `plan.ops` as this project executes them. Another framework splits them up otherwise,
-so a published run is priced with that framework's own count: launches of each operator (the host issues each, the
-device starts each), and bytes moved over the operator's least. Rates stay those of the profile; nothing is fitted.
+A profile prices the operators of `program.ops` as this project executes them. Another framework splits them up
+otherwise, so a published run is priced with that framework's own count: launches of each operator (the host issues
+each, the device starts each), and bytes moved over the operator's least. Rates stay those of the profile; nothing is
+fitted.
 
     profile = load_profile("h100").with_kernels_of(FRAMEWORKS["nanotron"])
 """

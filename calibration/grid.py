@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from plan.ops import OPERATORS
-from plan.program import KernelCall
+from program import KernelCall
+from program.ops import OPERATORS
 
 Shape = tuple[int, ...]
 

@@ -18,8 +18,8 @@ from typing import Literal
 from calibration.forms import AccumulateForm, AttentionForm, GemmForm, RooflineForm, TileForm
 from calibration.frameworks import Framework
 from calibration.lookup import Curve, Line, Scatter
-from plan.ops import OPERATORS
-from plan.program import DTYPE_BYTES, KernelCall
+from program import DTYPE_BYTES, KernelCall
+from program.ops import OPERATORS
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import struct
 import sys
 from collections.abc import Mapping
 
-from plan.errors import InputError
+from program.errors import InputError
 
 VARIABLES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
 """NCCL takes a name as the beginning of names unless `=` comes first."""

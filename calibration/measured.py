@@ -13,8 +13,8 @@ from calibration.comm_steps import RANKS
 from calibration.forms import AttentionForm, GemmForm, RooflineForm
 from calibration.kernel_times import extents
 from calibration.microbench import KernelPoint
-from plan.ops import OPERATORS
-from plan.program import KernelCall
+from program import KernelCall
+from program.ops import OPERATORS
 
 SOURCE = "here"
 KEPT = ("network", "collectives", "contention", "cores", "host_optimizer", "framework_host", "workspace", "cards")

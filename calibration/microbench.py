@@ -25,9 +25,9 @@ import torch
 from calibration.heap import keep_freed_memory
 from calibration.timing import Event, Timed, copy_tb_s, host_us, in_turn, kernel_ms, repeat, switch
 from kernels import registry
-from plan.errors import InputError
-from plan.ops import OPERATORS
-from plan.program import KernelCall
+from program import KernelCall
+from program.errors import InputError
+from program.ops import OPERATORS
 
 ROTATE_BYTES = 8 << 20  # inputs rotate through at least this much, beyond a core's own caches
 MOST_SETS = 6

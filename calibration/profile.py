@@ -24,10 +24,10 @@ from calibration.kernel_times import Coverage, KernelTimes, of_framework
 from calibration.lookup import Line
 from calibration.profile_paths import profile_path
 from calibration.workspace import NOTHING, Workspace
-from plan.errors import InputError
-from plan.files import parse_yaml, text_of
-from plan.ops import OPERATORS, bytes_of
-from plan.program import KernelCall
+from program import KernelCall
+from program.errors import InputError
+from program.files import parse_yaml, text_of
+from program.ops import OPERATORS, bytes_of
 
 STREAM_CLASS = {
     "compute": "compute", "tp": "comm", "dp": "comm", "send_fwd": "comm", "recv_fwd": "comm", "send_bwd": "comm",

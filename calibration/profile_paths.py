@@ -8,8 +8,8 @@ import platform
 from importlib import resources
 from pathlib import Path
 
-from plan.errors import InputError
-from plan.nearest import did_you_mean
+from program.errors import InputError
+from program.nearest import did_you_mean
 
 
 def shipped_profiles() -> list[str]:

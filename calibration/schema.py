@@ -4,7 +4,7 @@ A profile is YAML. `sources` says where numbers come from; every entry names one
 rates FLOP/s or bytes/s. `threads` 0 means any (a GPU); a CPU profile has entries for each thread count that was
 measured. `kernels` of a kernel entry says under which `plan.kernels` it holds (`*`: under each): a GPU profile may
 hold eager, compiled and fused operators side by side. `tables` turns the checked file into the frozen tables lookups
-read. Raises plan.errors.InputError naming every bad number by its path in the file.
+read. Raises program.errors.InputError naming every bad number by its path in the file.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from plan.errors import InputError
-from plan.nearest import did_you_mean, shown
-from plan.ops import OPERATORS
+from program.errors import InputError
+from program.nearest import did_you_mean, shown
+from program.ops import OPERATORS
 
 Time = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Positive = Annotated[float, Field(ge=1e-18, le=1e24, allow_inf_nan=False)]  # what follows from two such is finite

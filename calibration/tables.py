@@ -10,8 +10,8 @@ from calibration.collectives import CollectiveTable, Fabric, Network, Wires, ste
 from calibration.forms import AttentionForm, GemmForm, RooflineForm, Tile, TileForm
 from calibration.kernel_times import Entry
 from calibration.lookup import Curve, Line, Scatter
-from plan.ops import OPERATORS
-from plan.program import KernelCall
+from program import KernelCall
+from program.ops import OPERATORS
 
 KINDS = ("compiled", "triton", "eager")  # in the order in which one stands in for another
 Part = TypeVar("Part", schema.GemmFile, schema.AttentionFile, schema.MemoryFile)

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from calibration import schema
-from plan.ops import OPERATORS
-from plan.program import DTYPE_BYTES, KernelCall
+from program import DTYPE_BYTES, KernelCall
+from program.ops import OPERATORS
 
 
 @dataclass(frozen=True, slots=True)

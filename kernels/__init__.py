@@ -1,1 +1,2 @@
-"""Kernels: Triton kernels and their torch references, bound to the operators of plan/ops.py by kernels/registry.py."""
+"""Kernels: Triton kernels and their torch references, bound to the operators of program/ops.py by
+kernels/registry.py."""

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from plan.errors import InputError
+from program.errors import InputError
 
 try:
     import triton

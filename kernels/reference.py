@@ -1,5 +1,5 @@
-"""Plain torch references of the matrix, norm and flat-buffer operators of `plan.ops`: the specification and the `eager`
-path.
+"""Plain torch references of the matrix, norm and flat-buffer operators of `program.ops`: the specification and the
+`eager` path.
 
 Every function works in fp64, fp32 and bf16: statistics and sums are formed in the computing type (fp64 for fp64, else
 fp32) and results return in the type of the input. Main gradients are arguments that are added into. No autograd

@@ -12,7 +12,7 @@ import torch
 
 from kernels.reference import compute_type
 from kernels.reference_layer import Mask
-from plan.errors import InputError
+from program.errors import InputError
 
 Tensor = torch.Tensor
 aten = torch.ops.aten

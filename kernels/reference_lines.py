@@ -1,6 +1,6 @@
 """Torch references of the operators that move, mask, split or sum what others made, and of Megatron-LM's passes.
 
-Signatures are those of `plan.operators`: tensors in order, everything else by keyword. Results are fresh tensors of
+Signatures are those of `program.operators`: tensors in order, everything else by keyword. Results are fresh tensors of
 their own; what an operator updates is an argument. Heads are (b, n, s, d) views of rows in (position, sample) order, or
 contiguous (b·n, s, d) matrices.
 """

@@ -1,5 +1,5 @@
-"""The one door to every operator of `plan.operators`: the trainer's bodies and the calibration's timings call the same
-functions through it.
+"""The one door to every operator of `program.operators`: the trainer's bodies and the calibration's timings call the
+same functions through it.
 
     registry.op("rmsnorm_forward")(x, weight, eps)          the torch reference
     ops = registry.bind("compiled", "cuda"); ops.swiglu_forward(u)
@@ -24,8 +24,8 @@ import torch
 from kernels import reference, reference_attention, reference_layer, reference_lines, reference_loss
 from kernels import registry_inputs as make
 from kernels.registry_inputs import Inputs
-from plan.errors import InputError
-from plan.program import KernelCall
+from program import KernelCall
+from program.errors import InputError
 
 POINTWISE = (
     "rmsnorm_forward",
@@ -142,7 +142,7 @@ LINES: dict[str, Callable[..., Any]] = _ELSEWHERE | {
         "softmax_loss", "scale", "fill_all", "clone", "cast", "add_into", "statistics", "transfer",
     )
 }  # fmt: skip
-"""Operators of `plan.operators` whose time another one's measurement answers for."""
+"""Operators of `program.operators` whose time another one's measurement answers for."""
 
 
 def op(name: str) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ import torch
 
 from kernels import reference_attention, reference_layer, reference_loss
 from kernels.random import Dropout
-from plan.program import KernelCall
+from program import KernelCall
 
 Tensor = torch.Tensor
 Inputs = tuple[Any, ...]

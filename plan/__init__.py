@@ -16,5 +16,5 @@
 | `errors`, `files`, `nearest`, `numbers`, `presets`, `uncollected` | helpers of all of them |
 
 Start at `plan.run.load`, which turns a run file into a `Run`. Import what a room's docstring names from the room itself
-(`from plan.program import Instruction`). Nothing in this package imports torch.
+(`from program import Instruction`). Nothing in this package imports torch.
 """

@@ -14,8 +14,8 @@ c·PP + s is chunk c of stage s, so with interleaving a stage holds several sepa
 
 from plan.implementations import engine
 from plan.model import Model
-from plan.nearest import divisors
 from plan.parallel import Plan
+from program.nearest import divisors
 
 Layout = tuple[tuple[tuple[int, ...], ...], ...]
 

@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from plan.files import mapping_from_yaml
-from plan.nearest import did_you_mean
+from program.files import mapping_from_yaml
+from program.nearest import did_you_mean
 
 FOLDER = Path(__file__).parent / "presets"
 

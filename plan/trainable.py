@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from plan.errors import InputError
 from plan.implementations import engine, implementation
 from plan.run import Run
+from program.errors import InputError
 
 
 def check_trainable(run: Run) -> None:

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from plan.errors import InputError
-from plan.timeline import Header
+from program.errors import InputError
+from program.timeline import Header
 from reports.check_spread import (
     FEWEST,
     FEWEST_RECORDED,

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from plan.timeline import Timeline
-from plan.timeline.skew import split
+from program.timeline import Timeline
+from program.timeline.skew import split
 from reports.joining import operation
 
 Floats = NDArray[np.float64]

@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from plan.errors import InputError
-from plan.timeline import Timeline
+from program.errors import InputError
+from program.timeline import Timeline
 from reports.described import DESCRIBED
 from reports.joining import Joined, join
 from reports.measured import Measured, measure

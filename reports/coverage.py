@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from plan.program import KernelCall, StepProgram, block_uses
+from program import KernelCall, StepProgram, block_uses
 
 if TYPE_CHECKING:
     from calibration.profile import Profile

@@ -7,10 +7,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from plan.errors import InputError
 from plan.flops import CONVENTIONS, Convention, hardware_flops_per_step, model_flops_per_step
-from plan.program import StepProgram
 from plan.run import Run
+from program import StepProgram
+from program.errors import InputError
 from reports import card, coverage, peaks, rounded, tiles
 from reports.forecast import (
     NOT_MODELLED,

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plan.program import label
-from plan.timeline import Timeline
-from plan.timeline.skew import split
+from program import label
+from program.timeline import Timeline
+from program.timeline.skew import split
 
 Floats = NDArray[np.float64]
 PIPELINE_ROLES = ("pp_next", "pp_prev")

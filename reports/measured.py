@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from plan.errors import InputError
-from plan.files import chunks_of
+from program.errors import InputError
+from program.files import chunks_of
 
 MOST_WARM_UP_STEPS = 5
 LONGEST_LINE = 1 << 20
@@ -60,7 +60,7 @@ def measure(times_s: Sequence[float]) -> Measured:
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """The objects of a steps.jsonl file, one a step, read as a stream of at most `plan.files.most_bytes()`. Raises
+    """The objects of a steps.jsonl file, one a step, read as a stream of at most `program.files.most_bytes()`. Raises
     InputError when it is missing, empty, damaged or too long."""
     steps = [_step(line, number, path) for number, line in _lines(path) if line.strip()]
     if not steps:
@@ -81,7 +81,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _step(line: bytes, number: int, path: Path) -> dict[str, Any]:
-    from plan.timeline.schema import step_of  # pydantic, where there is something to read
+    from program.timeline.schema import step_of  # pydantic, where there is something to read
 
     where = f"{path} line {number}"
     try:

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from plan.errors import InputError
 from plan.flops import hardware_flops_per_step
-from plan.ops import OPERATORS, bytes_of, flops_of
-from plan.program import KernelCall, StepProgram
 from plan.run import Run
+from program import KernelCall, StepProgram
+from program.errors import InputError
+from program.ops import OPERATORS, bytes_of, flops_of
 from reports.card import memory_gb_s
 from reports.coverage import kernel_calls
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from plan.program import RankProgram, StepProgram
 from plan.run import Run
+from program import RankProgram, StepProgram
 
 
 def notes(run: Run, program: StepProgram) -> tuple[str, ...]:

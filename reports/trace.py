@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from plan.errors import InputError
-from plan.timeline import Timeline
-from plan.timeline.chrome_trace import to_chrome
+from program.errors import InputError
+from program.timeline import Timeline
+from program.timeline.chrome_trace import to_chrome
 
 
 def last_step(timeline: Timeline) -> Timeline:

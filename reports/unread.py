@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from plan import cluster as clusters
 from plan import presets
 from plan.parallel import auto_bucket_mb
 from plan.run import Run
+from program import cluster as clusters
 
 Reason = Callable[[Run], str]
 

@@ -11,7 +11,7 @@ one class.
 
 from __future__ import annotations
 
-from plan.program import Instruction
+from program import Instruction
 
 CLASSES = (
     "compute",

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from plan.program import Block, Instruction, RankProgram
+from program import Block, Instruction, RankProgram
 from simulator.costs import COMPUTE_STREAM, Row
 from simulator.merged import Merge
 from simulator.sharing import Contention

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from calibration.collectives import CommCost, Geometry
 from calibration.profile import Profile
-from plan.cluster import Cluster
-from plan.ops import OPERATORS
-from plan.program import STREAMS, Block, Comm, Instruction, KernelCall, RankProgram
+from program import STREAMS, Block, Comm, Instruction, KernelCall, RankProgram
+from program.cluster import Cluster
+from program.ops import OPERATORS
 from simulator.breakdown import wait_class, work_class
 from simulator.clock import picoseconds
 from simulator.fold import Colour

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from plan.errors import WindtunnelError
-from plan.program import STREAMS, RankProgram
-from plan.program.text import label_of
+from program import STREAMS, RankProgram
+from program.errors import WindtunnelError
+from program.text import label_of
 from simulator.breakdown import CLASSES, HOST, Trail
 from simulator.clock import Clock
 from simulator.coarsen import Cut, Segment
@@ -266,8 +266,8 @@ class RankFlight:
 
 class Engine:
     """Flies ranks together. `shared`: work slows other work; `synchronous`: compute occupies the host, and a host that
-    was blocked by a communication needs `wake_ps` to come back from the communicating thread. `kept`: nodes and accounts
-    of all periods stay (`simulator.steady`), otherwise nodes of the last."""
+    was blocked by a communication needs `wake_ps` to come back from the communicating thread. `kept`: nodes and
+    accounts of all periods stay (`simulator.steady`), otherwise nodes of the last."""
 
     def __init__(
         self,

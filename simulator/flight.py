@@ -4,7 +4,8 @@
     flight.step_time_s, flight.breakdown["bubble"], flight.memory[0].peak_bytes
 
 Two periods are flown and the second is reported: the time between two STEPs on a rank, in the steady state of a long
-job. Of thousands of micro-batches as many are flown as it takes until they repeat (`simulator.steady`). The flight keeps what each colour of ranks did; instruction rows are expanded only when a timeline is asked for.
+job. Of thousands of micro-batches as many are flown as it takes until they repeat (`simulator.steady`). The flight
+keeps what each colour of ranks did; instruction rows are expanded only when a timeline is asked for.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from functools import cached_property
 
 from calibration.profile import Profile
 from plan import implementations
-from plan.cluster import Cluster
-from plan.program import (
+from plan.run import Run
+from program import (
     Block,
     KernelCall,
     RankProgram,
@@ -25,9 +26,9 @@ from plan.program import (
     with_repetitions,
     written_out,
 )
-from plan.run import Run
-from plan.timeline import Timeline
-from plan.uncollected import uncollected
+from program.cluster import Cluster
+from program.gc_paused import uncollected
+from program.timeline import Timeline
 from simulator.clock import picoseconds
 from simulator.coarsen import Cut, cut, fine_calls, waited_ports
 from simulator.costs import Pricer

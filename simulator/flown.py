@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from calibration.profile import Profile
-from plan.program import StepProgram
 from plan.run import Run
+from program import StepProgram
 from simulator.breakdown import CLASSES, fractions
 from simulator.clock import seconds
 from simulator.engine import RankFlight

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from calibration.collectives import Geometry, Wires
-from plan.cluster import Cluster
-from plan.program import StepProgram
+from program import StepProgram
+from program.cluster import Cluster
 
 PIPELINE = ("pp_next", "pp_prev")
 

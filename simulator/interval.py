@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from calibration.collectives import Geometry
-from plan.program import KernelCall, block_uses
+from program import KernelCall, block_uses
 from simulator.costs import issue_s
 from simulator.flown import Flown
 from simulator.fold import Colour

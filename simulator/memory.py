@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from calibration.profile import Allocator
 from calibration.workspace import NOTHING, Workspace
-from plan.program import OFF_DEVICE, Block, Buffer, RankProgram, columns
-from plan.program.text import label_of
+from program import OFF_DEVICE, Block, Buffer, RankProgram, columns
+from program.text import label_of
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "workspace", "framework")
 PART_OF_POOL = {

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from calibration.profile import Profile
-from plan.program import STREAMS
+from program import STREAMS
 from simulator.clock import Clock
 
 COMPUTE = STREAMS.index("compute")

@@ -1,6 +1,6 @@
 """The steady state of a flight: whether its repetitions repeat in time, and what so many more of them would add.
 
-A program whose calls repeat (`plan.program.calls`) is simulated with few repetitions. Times are whole picoseconds and
+A program whose calls repeat (`program.calls`) is simulated with few repetitions. Times are whole picoseconds and
 follow from what a node waits for: its stream, its waits, its host, its partners, all at most `reach` repetitions away.
 When over more than twice that reach every output of every rank comes again `every` repetitions later, one `shift`
 later, then moving whatever lies behind by that shift and putting the repetitions in between satisfies each node's rule
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from plan.program import RankProgram, Repeated
+from program import RankProgram, Repeated
 from simulator.engine import Engine, RankFlight
 from simulator.nodes import Op
 from simulator.segments import Merged

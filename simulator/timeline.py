@@ -1,7 +1,7 @@
 """The predicted timeline: rows of the flown second period, one for each instruction, in host issue order.
 
 Merged segments are expanded again: their outcome holds the relative times of every member. Ids, labels and sequence
-numbers are those of `plan.program.expand`, the same that the trainer stamps, so predicted and measured rows join on
+numbers are those of `program.expand`, the same that the trainer stamps, so predicted and measured rows join on
 (rank, id). Time 0 is the first rank's end of the step before.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from plan.program import Call, RankProgram, resolve_wait
 from plan.run import Run
-from plan.timeline import Header, Timeline
+from program import Call, RankProgram, resolve_wait
+from program.timeline import Header, Timeline
 from simulator.clock import PS_PER_S
 from simulator.engine import RankFlight
 from simulator.flown import Flown

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from calibration.forms import AttentionForm, Tile, TileForm
-from plan.program import DTYPE_BYTES
+from program import DTYPE_BYTES
 from tools.fit_search import Bounds, Fit, search
 from tools.published_rows import AttentionRow, GemmRow
 

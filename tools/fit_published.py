@@ -22,8 +22,8 @@ import yaml
 from calibration import measured, schema
 from calibration.calibrate import LINKS, MEASURED_BY
 from calibration.write import write_profile
-from plan.ops import bytes_of
-from plan.program import KernelCall
+from program import KernelCall
+from program.ops import bytes_of
 from tools import fit_framework_host, fit_links, fit_uncertainty, fit_workspace
 from tools import fit_sections as parts
 from tools import published_rows as published

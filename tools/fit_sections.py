@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from calibration import fits, measured, schema, tables
 from plan import presets
-from plan.ops import OPERATORS
-from plan.program import KernelCall
+from program import KernelCall
+from program.ops import OPERATORS
 from tools import fit_uncertainty
 from tools import published_rows as published
 from tools.fit_kernels import HOPPER_TILES, Chip, fit_gemm, tile_form

@@ -23,7 +23,7 @@ from calibration import schema, tables
 from calibration.collectives import Geometry
 from calibration.kernel_times import KernelTimes
 from calibration.lookup import Line
-from plan.program import KernelCall
+from program import KernelCall
 from tools import published_rows as published
 
 POINTS = Path(__file__).parents[1] / "calibration" / "measured" / "h200-points.json"

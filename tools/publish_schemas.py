@@ -20,9 +20,9 @@ def records() -> dict[str, type]:
     from reports.check import Verdict
     from reports.compare import Comparison
     from reports.forecast import Forecast
+    from validation.score import Scoreboard
     from windtunnel import results
     from windtunnel.commands.doctor import Diagnosis
-    from windtunnel.validation.score import Scoreboard
 
     return {
         "calibrate": results.Calibrated,

@@ -18,8 +18,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import registry
-from plan.ops import OPERATORS
-from plan.program import KernelCall
+from program import KernelCall
+from program.ops import OPERATORS
 
 ROWS, WIDTH = 512, 1024  # large enough that statistics do not count
 NO_KERNEL = ("empty", "empty_like", "empty_strided", "new_empty")

@@ -14,8 +14,8 @@ from operator import itemgetter
 from typing import Any
 
 from kernels import registry
-from plan.program import Call, Instruction
-from plan.program.lines import Body
+from program import Call, Instruction
+from program.lines import Body
 from trainer.context import RankContext
 from trainer.link import Function, Linked, link
 from trainer.storage import Storage

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from plan.timeline import Clock
+from program.timeline import Clock
 
 ROUNDS = 25
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

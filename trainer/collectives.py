@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, ReduceScatterOptions
 
-from plan.errors import InputError
-from plan.program import Comm, Instruction
+from program import Comm, Instruction
+from program.errors import InputError
 from trainer.storage import Storage
 
 Body = Callable[[], None]

@@ -15,14 +15,14 @@ from typing import TypeVar, cast
 
 import torch
 
+from compiler import coordinates as compiled_coordinates
 from kernels.random import DropoutSlot, stream_key_words
 from kernels.reference_layer import Mask
 from kernels.tables import table
-from plan.compile import coordinates as compiled_coordinates
 from plan.model import Model
-from plan.program import RankProgram
-from plan.program.lines import Draw, Step
 from plan.run import Run
+from program import RankProgram
+from program.lines import Draw, Step
 from trainer.feed import Batches, Feed
 from trainer.link import Bound, Host, Standing, Table
 

@@ -27,8 +27,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from plan.errors import InputError
 from plan.run import Run
+from program.errors import InputError
 
 Tensor = torch.Tensor
 ROUNDS = 4

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from plan.program import Call, Instruction, RankProgram, StepProgram, expand, label, resolve_wait
 from plan.run import Run
+from program import Call, Instruction, RankProgram, StepProgram, expand, label, resolve_wait
 from trainer.bodies import Action, Bodies
 from trainer.collectives import check_known, communication
 from trainer.context import RankContext, StepState, coordinates

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from plan.program import Instruction
+from program import Instruction
 from trainer.context import RankContext
 from trainer.storage import Storage
 from trainer.streams import Op, StreamError, Wait

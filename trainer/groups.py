@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions
 
-from plan.program import Comm, StepProgram, expand
+from program import Comm, StepProgram, expand
 
 Tensor = torch.Tensor
 Key = tuple[tuple[int, ...], str, str]  # members, role, channel

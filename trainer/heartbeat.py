@@ -21,8 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from plan import numbers
-from plan.errors import InputError
+from program import numbers
+from program.errors import InputError
 
 BEAT_S = 1.0
 SILENT_S = 60.0

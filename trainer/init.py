@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from plan.model import Model
-from plan.program import Bucket, Param
+from program import Bucket, Param
 from trainer.context import RankContext
 from trainer.storage import Storage, share_of
 

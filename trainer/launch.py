@@ -21,12 +21,12 @@ from pathlib import Path
 import yaml
 
 from calibration.loopback import loopback_variables
-from plan.compile import compile_run, stage_of
-from plan.errors import InputError, Stopped, WindtunnelError
-from plan.program import StepProgram, expand, label
+from compiler import compile_run, stage_of
+from compiler.sound import compile_proved
 from plan.run import Run
-from plan.sound import compile_proved
 from plan.trainable import check_trainable
+from program import StepProgram, expand, label
+from program.errors import InputError, Stopped, WindtunnelError
 from trainer.data import cache_folder, open_data
 from trainer.heartbeat import Silence, Watch, silent_s
 from trainer.log import kept, plain

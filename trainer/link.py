@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from plan.program.lines import Body, Draw, Inside, Offset, Step, Stretches
+from program.lines import Body, Draw, Inside, Offset, Step, Stretches
 
 Function = Callable[..., Any]
 HOST = frozenset(("load", "read"))

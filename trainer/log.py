@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from plan.cluster import GIB
 from plan.flops import model_flops_per_step
 from plan.run import Run
+from program.cluster import GIB
 from trainer.executor import StepResult
 from trainer.schedule_lr import learning_rate
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from plan.errors import WindtunnelError
-from plan.program import Buffer, Placed, expand
+from program import Buffer, Placed, expand
+from program.errors import WindtunnelError
 from trainer.storage import share_of
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from plan.program import expand
-from plan.timeline import Clock, Header, Timeline, save
+from program import expand
+from program.timeline import Clock, Header, Timeline, save
 from trainer.executor import Executor, StepResult
 from trainer.streams import Stamp
 

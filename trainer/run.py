@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from plan.compile import compile_run
-from plan.errors import InputError
-from plan.program import StepProgram
+from compiler import compile_run
 from plan.run import Run, canonical_json, load
 from plan.trainable import check_trainable
+from program import StepProgram
+from program.errors import InputError
 from trainer.clocks import clocks
 from trainer.data import TokenFile, open_data
 from trainer.executor import Executor, StepResult

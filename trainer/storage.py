@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import torch
 
 from kernels.registry_inputs import DTYPES
-from plan.program import OFF_DEVICE, Bucket, Buffer, RankProgram, numel, resolve_buffer
+from program import OFF_DEVICE, Bucket, Buffer, RankProgram, numel, resolve_buffer
 
 Tensor = torch.Tensor
 

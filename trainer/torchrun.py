@@ -20,9 +20,9 @@ from pathlib import Path
 import torch.distributed as dist
 
 from calibration.loopback import loopback_variables
-from plan.compile import compile_run
-from plan.errors import InputError
+from compiler import compile_run
 from plan.run import Run
+from program.errors import InputError
 from trainer.launch import kernels_cache, prepare, unwritten, where
 from trainer.run import main
 

@@ -6,7 +6,7 @@
     compare("runs/0001").step_time.error   # a run folder: forecast and measurement
     check("runs/baseline", "runs/0001").passed
 
-Everything raises `plan.errors.InputError` for wrong input and imports torch only to train and to calibrate.
+Everything raises `program.errors.InputError` for wrong input and imports torch only to train and to calibrate.
 """
 
 from __future__ import annotations

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plan.errors import InputError
+from program.errors import InputError
 from windtunnel import output
 from windtunnel.flight import Flown, fly
 from windtunnel.folders import RunFolder
 
 if TYPE_CHECKING:
     from plan.run import Run
-    from plan.timeline import Timeline
+    from program.timeline import Timeline
     from reports.check import Side, Verdict, Work
     from reports.compare import Comparison
 
@@ -41,7 +41,7 @@ def compared(first: str, second: str | None, profile: Any = None, top: int = 12)
     """RUN_DIR, or PREDICTED and MEASURED (each a timeline file; MEASURED may be a run folder). Raises InputError."""
     if second is None:
         return compare_folder(RunFolder.open(first), profile, top)
-    from plan.timeline import load
+    from program.timeline import load
     from reports.compare import compare
 
     if profile is not None:

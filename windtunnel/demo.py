@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from plan.errors import WindtunnelError
 from plan.run import Run, load
+from program.errors import WindtunnelError
 from windtunnel import api, output
 from windtunnel.folders import RunFolder, new_folder
 from windtunnel.results import Demo, DemoRun, Residual
@@ -164,7 +164,7 @@ def example(name: str) -> Path:
 def _folder(target: str | None) -> Path:
     if target is None:
         return new_folder(name="demo-").resolve()
-    from plan.errors import InputError
+    from program.errors import InputError
 
     folder = Path(target)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

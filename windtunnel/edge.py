@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-from plan.errors import EXIT_FAULT, WindtunnelError
+from program.errors import EXIT_FAULT, WindtunnelError
 
 Command = Callable[..., int | None]
 

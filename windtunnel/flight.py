@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plan.errors import InputError
-from plan.program import StepProgram
 from plan.run import Run, load
+from program import StepProgram
+from program.errors import InputError
 
 if TYPE_CHECKING:
     from calibration.profile import Profile
-    from plan.timeline import Timeline
+    from program.timeline import Timeline
     from reports.forecast import Forecast
     from simulator.flight import Flight
 
@@ -32,7 +32,7 @@ class Flown:
 
 def compile_run(run: Run) -> StepProgram:
     """The step program of a run, proved sound. Raises UnsoundProgram, a fault of ours, when a proof fails."""
-    from plan.sound import compile_proved
+    from compiler.sound import compile_proved
 
     return compile_proved(run)
 
@@ -112,7 +112,7 @@ def forecast_of(
 
 def save_timeline(flown: Flown, path: str | Path) -> None:
     """Write the predicted timeline of a flight (.json.gz)."""
-    from plan.timeline import save
+    from program.timeline import save
 
     _writing(lambda: save(flown.flight.timeline(), path), path)
 

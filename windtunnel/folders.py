@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plan.errors import InputError
 from plan.run import Run, load
+from program.errors import InputError
 
 if TYPE_CHECKING:
-    from plan.timeline import Timeline
+    from program.timeline import Timeline
 
 MOST_STEPS = 8
 LOCK = "lock"
@@ -58,8 +58,8 @@ class RunFolder:
 
     def timeline(self) -> Timeline:
         """The recorded steps of all ranks as one timeline (of a long run the last steps)."""
-        from plan.timeline import load as load_timeline
-        from plan.timeline import merge
+        from program.timeline import load as load_timeline
+        from program.timeline import merge
 
         steps = list(self._recorded().values())[-MOST_STEPS:]
         return merge([load_timeline(file) for files in steps for file in files])
@@ -67,8 +67,8 @@ class RunFolder:
     def recorded_steps(self) -> Iterator[Timeline]:
         """The recorded steps in order, each as one timeline of all ranks. Of a long run the last, as many as
         MOST_BYTES of files hold."""
-        from plan.timeline import load as load_timeline
-        from plan.timeline import merge
+        from program.timeline import load as load_timeline
+        from program.timeline import merge
 
         kept: list[list[Path]] = []
         room = MOST_BYTES

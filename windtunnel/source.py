@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from plan.errors import InputError
 from plan.run import Run, load, override
+from program.errors import InputError
 
 YAML = (".yaml", ".yml")
 SECTIONS = {"model", "cluster", "plan"}
@@ -45,8 +45,8 @@ class RunSource:
 
     def _say_about_config(self, model: object) -> None:
         """What a config.json in the place of the model says besides the model; `load` says what is wrong with it."""
-        from plan.importers.huggingface import in_model
-        from plan.importers.ledger import Ledger
+        from plan.huggingface import in_model
+        from plan.ledger import Ledger
 
         ledger = Ledger()
         with suppress(InputError):
@@ -90,7 +90,7 @@ class RunSource:
         return raw
 
     def _imported(self) -> dict[str, Any]:
-        from plan.importers import import_file
+        from importers import import_file
 
         try:
             imported = import_file(
@@ -136,7 +136,7 @@ def _with_remedy(problem: str) -> str:
 
 
 def _from_stdin() -> dict[str, Any]:
-    from plan.files import parse_yaml, text_in
+    from program.files import parse_yaml, text_in
 
     value = parse_yaml(text_in(sys.stdin.buffer, "standard input"), "standard input")
     if not isinstance(value, dict):

@@ -15,8 +15,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import ModuleType
 
-from plan.errors import InputError
 from plan.run import Run
+from program.errors import InputError
 from windtunnel import output
 from windtunnel.folders import RunFolder, held, new_folder
 from windtunnel.results import Trained

@@ -7,15 +7,15 @@ plan.
 from collections.abc import Mapping
 from typing import Any
 
-from plan import cluster as clusters
 from plan import presets
-from plan.cluster import Cluster, Fabric, Host, Link, Nics
 from plan.implementations import implementation
 from plan.model import Model, RopeScaling
-from plan.nearest import did_you_mean
 from plan.parallel import Communication, Offload, Plan, Recompute, Zero, auto_bucket_mb
 from plan.run.job import Budget, Checkpoint, Data, LrSchedule, Optimizer, Run, Train
 from plan.run.schema import ClusterSpec, ModelSpec, OptimizerSpec, PlanSpec, RecomputeLayersSpec, RopeScalingSpec
+from program import cluster as clusters
+from program.cluster import Cluster, Fabric, Host, Link, Nics
+from program.nearest import did_you_mean
 
 
 def assemble(specs: Mapping[str, Any]) -> tuple[Run, list[str]]:

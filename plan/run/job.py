@@ -4,9 +4,9 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from plan.cluster import Cluster
 from plan.model import Model
 from plan.parallel import Plan
+from program.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from plan.errors import InputError
 from plan.run.job import Run
+from program.errors import InputError
 
 
 def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Run:
@@ -20,7 +20,7 @@ def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """A YAML file as a mapping. Raises InputError when it cannot be read, is empty, repeats a key or is not a
     mapping."""
-    from plan.files import mapping_from_yaml
+    from program.files import mapping_from_yaml
 
     return mapping_from_yaml(Path(path))
 
@@ -28,7 +28,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """A copy of `raw` with each `a.b=value` set; the value is read as YAML. A section given as a preset name
     becomes a mapping; `model=NAME` and `cluster=NAME` replace the whole section."""
-    from plan.files import parse_yaml
+    from program.files import parse_yaml
 
     result: dict[str, Any] = dict(raw)
     problems = []

@@ -11,8 +11,8 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 
-from plan.nearest import did_you_mean, nearest_name, shown
 from plan.run.schema import Spec
+from program.nearest import did_you_mean, nearest_name, shown
 
 S = TypeVar("S", bound=Spec)
 

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from plan import presets
-from plan.errors import InputError, NotYetForecast
-from plan.nearest import did_you_mean, nearest_name
 from plan.run import rules
 from plan.run.assemble import assemble
 from plan.run.job import Run
 from plan.run.reading import read_section
 from plan.run.schema import SECTIONS, Spec
 from plan.run.stand_ins import said_of_both, stand_in
+from program.errors import InputError, NotYetForecast
+from program.nearest import did_you_mean, nearest_name
 
 
 def resolve(raw: Mapping[str, Any]) -> Run:
@@ -99,8 +99,8 @@ def _filled(name: str, raw: object) -> tuple[object, list[str]]:
 
 def _config_json(raw: object) -> tuple[object, list[str]]:
     """A model given as the path of a Hugging Face config.json, as the numbers in it; anything else unchanged."""
-    from plan.importers.huggingface import in_model
-    from plan.importers.ledger import Ledger
+    from plan.huggingface import in_model
+    from plan.ledger import Ledger
 
     ledger = Ledger()
     try:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from plan.layout import layout_problems
-from plan.nearest import divisors, nearest_number
 from plan.run.job import Run
+from program.nearest import divisors, nearest_number
 
 MAXIMUM_GPUS = 1 << 20
 MAXIMUM_LAYERS = 10_000

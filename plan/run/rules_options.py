@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from math import gcd
 
 from plan.implementations import engine, implementation
-from plan.nearest import divisors, nearest_number
 from plan.run.job import Run
+from program.nearest import divisors, nearest_number
 
 
 def zero_with_pipeline(run: Run) -> Iterator[str]:

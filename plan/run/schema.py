@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from plan import numbers
+from program import numbers
 
 AUTO = "auto"
 

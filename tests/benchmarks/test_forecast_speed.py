@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from calibration.profile import Profile, load_profile
-from plan.compile import compile_run
-from plan.program import StepProgram
+from compiler import compile_run
 from plan.run import Run, load
+from program import StepProgram
 from simulator.flight import fly
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +75,7 @@ def test_a_cold_forecast_fits_in_half_a_gigabyte() -> None:
     """A fresh process that compiles and flies: no torch, under 500 MB."""
     code = (
         "import sys, resource\n"
-        "from plan.run import load\nfrom plan.compile import compile_run\n"
+        "from plan.run import load\nfrom compiler import compile_run\n"
         "from calibration.profile import load_profile\nfrom simulator.flight import fly\n"
         f"run = load({str(GPT3)!r}); flight = fly(compile_run(run), run, load_profile(run.cluster.profile))\n"
         "assert flight.memory and flight.interval.low_s < flight.step_time_s < flight.interval.high_s\n"

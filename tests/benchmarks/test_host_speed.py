@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from plan.compile import compile_run
+from compiler import compile_run
 from plan.run import Run, load
 from tests.trainer.fake_cuda import OnStreams, install
 from trainer.data import open_data

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from calibration.profile import load_profile
-from plan.compile import compile_run
-from plan.prove import prove
+from compiler import compile_run
 from plan.run import load
+from program.proofs import prove
 from simulator.flight import Flight, fly
 
 RUN = Path(__file__).parents[2] / "examples" / "gpt3-175b.yaml"

@@ -11,8 +11,8 @@ from calibration.calibrate import Effort, calibrate
 from calibration.collectives import Geometry
 from calibration.profile import Profile, load_profile
 from calibration.profile_paths import cpu_profile_path
-from plan.ops import OPERATORS, bytes_of
-from plan.program import KernelCall
+from program import KernelCall
+from program.ops import OPERATORS, bytes_of
 
 QUICK = Effort(0.01, 0.01, 0.005, 1, 0.05, 0.1, every=16)
 

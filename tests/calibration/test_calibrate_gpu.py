@@ -12,9 +12,9 @@ from calibration.microbench import Cuda, KernelPoint
 from calibration.profile import load_profile
 from calibration.timing import Timed
 from kernels.registry import POINTWISE
-from plan.errors import InputError
-from plan.ops import OPERATORS, bytes_of, flops_of
-from plan.program import KernelCall
+from program import KernelCall
+from program.errors import InputError
+from program.ops import OPERATORS, bytes_of, flops_of
 
 
 def test_every_memory_bound_operator_is_measured() -> None:

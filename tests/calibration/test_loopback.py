@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from calibration import loopback
-from plan.errors import InputError
+from program.errors import InputError
 
 
 def _machine(monkeypatch: pytest.MonkeyPatch, **interfaces: tuple[int, str]) -> None:

@@ -11,9 +11,9 @@ import yaml
 from calibration.collectives import Geometry
 from calibration.profile import Profile, load_profile
 from calibration.profile_paths import shipped_profiles
-from plan.errors import InputError
-from plan.ops import bytes_of
-from plan.program import KernelCall
+from program import KernelCall
+from program.errors import InputError
+from program.ops import bytes_of
 
 SMALL = Path(__file__).parent / "small_profile.yaml"
 NORM = KernelCall("rmsnorm_forward", (1024, 1024), "bf16")

@@ -10,10 +10,10 @@ from calibration.collectives import Geometry
 from calibration.frameworks import FRAMEWORKS
 from calibration.profile import load_profile
 from calibration.profile_paths import shipped_profiles
+from compiler import compile_run
 from plan import presets
-from plan.compile import compile_run
-from plan.program import KernelCall
 from plan.run import load
+from program import KernelCall
 from simulator.flight import fly
 from simulator.memory import fly_memory
 

@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from calibration.profile import load_profile
-from plan.compile import compile_run
-from plan.errors import NotYetForecast
+from compiler import compile_run
 from plan.run import load
+from program.errors import NotYetForecast
 from reports.forecast import Forecast
 from simulator.flight import fly
 from windtunnel.api import Flown, forecast_of

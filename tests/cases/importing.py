@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from plan.errors import InputError
-from plan.importers import ImportResult, import_file
+from importers import ImportResult, import_file
 from plan.run import Run, load
+from program.errors import InputError
 
 DATA = Path(__file__).parent / "data"
 DGX = "dgx-a100-80gb"

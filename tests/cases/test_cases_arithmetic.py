@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from plan.errors import InputError
 from plan.layout import layout
 from plan.run import load
+from program.errors import InputError
 from tests.cases.facts import case, forecast
 from windtunnel.output import json_text
 

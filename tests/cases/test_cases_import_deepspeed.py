@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from plan.errors import InputError
-from plan.importers import ImportResult, import_file
-from plan.importers.deepspeed_batch import Batch, solve
-from plan.importers.ledger import Ledger
+from importers import ImportResult, import_file
+from importers.deepspeed_batch import Batch, solve
+from plan.ledger import Ledger
 from plan.run import load
+from program.errors import InputError
 from tests.cases.importing import DGX, case, loaded, read, refused, said
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from plan.errors import InputError
 from plan.presets import preset
 from plan.run import load
+from program.errors import InputError
 from tests.cases.importing import DGX, case, loaded, read, said
 
 

@@ -6,11 +6,11 @@ mended, and then the mark goes.
 
 import pytest
 
-from plan.errors import InputError
-from plan.ops import DTYPE_BYTES
 from plan.run import load
+from program.errors import InputError
+from program.ops import DTYPE_BYTES
 from tests.cases.facts import JEAN_ZAY, bloom_like, card, case, forecast, not_yet
-from windtunnel.validation.flying import Flyer
+from validation.flying import Flyer
 
 GIB = 2**30
 PRETRAIN = {"implementation": "megatron", "precision": "fp16", "zero_stage": 0}

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from plan.compile import compile_run
-from plan.errors import InputError
-from plan.program import expand
+from compiler import compile_run
 from plan.run import load
+from program import expand
+from program.errors import InputError
 from tests.cases.facts import card, case, forecast, not_yet
 from tests.windtunnel.conftest import TINY
 from tests.windtunnel.flights import profile_file, run_folder

@@ -4,11 +4,11 @@ from itertools import pairwise
 
 import pytest
 
-from plan.errors import InputError
 from plan.flops import hardware_flops_per_step, model_flops_per_step
 from plan.run import Run, load
+from program.errors import InputError
 from tests.cases.facts import JEAN_ZAY, bloom_like, case, forecast, not_yet
-from windtunnel.validation.flying import Flyer
+from validation.flying import Flyer
 
 FLYER = Flyer()
 

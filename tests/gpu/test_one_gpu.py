@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from plan.compile import compile_run
-from plan.program import expand
+from compiler import compile_run
 from plan.run import Run, load
+from program import expand
 from trainer.data import open_data
 from trainer.executor import Executor
 

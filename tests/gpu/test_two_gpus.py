@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from plan.timeline import Timeline
-from plan.timeline import load as load_timeline
+from program.timeline import Timeline
+from program.timeline import load as load_timeline
 
 pytestmark = [
     pytest.mark.gpu,

@@ -25,7 +25,7 @@ from kernels import (
 )
 from kernels.launch import KernelArgumentError
 from kernels.random import Dropout
-from plan.errors import InputError
+from program.errors import InputError
 
 X, W, I64 = torch.zeros(3, 8), torch.zeros(8), torch.zeros(3, dtype=torch.int64)
 Q, COS = torch.zeros(1, 3, 2, 8), torch.zeros(3, 4)

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from kernels import registry
-from plan.ops import OPERATORS
-from plan.program import KernelCall
+from program import KernelCall
+from program.ops import OPERATORS
 
 CALLS = [
     *(KernelCall("gemm", (6, 8, 4), "fp32", v) for v in ("nt", "nn", "tn", "tn+acc32", "nt+bias")),

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from plan.errors import InputError, NotYetForecast
 from plan.presets import merge
 from plan.run import load
+from program.errors import InputError, NotYetForecast
 
 BASE: dict[str, Any] = {
     "model": {"layers": 80, "hidden": 1024, "heads": 16, "vocab": 1000, "seq_length": 64},

@@ -12,9 +12,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plan.errors import EXIT_INPUT, InputError
-from plan.files import parse_yaml
 from plan.run import Run, Train, canonical_json, load
+from program.errors import EXIT_INPUT, InputError
+from program.files import parse_yaml
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 BASE: dict[str, Any] = {"model": "gpt2-124m", "cluster": {"preset": "dgx-h100", "nodes": 2}, "plan": {}}

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from plan.errors import InputError
 from plan.run import load
+from program.errors import InputError
 
 BASE: dict[str, Any] = {"model": "gpt2-124m", "cluster": {"preset": "dgx-h100", "nodes": 2}}
 

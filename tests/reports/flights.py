@@ -3,7 +3,7 @@ optimizer step."""
 
 from collections.abc import Sequence
 
-from plan.timeline import Header, Row, Timeline
+from program.timeline import Header, Row, Timeline
 
 GROUPS = {"tp": ((0, 1),), "world": ((0, 1),)}
 HASH = "ab" * 16

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from plan.errors import InputError
-from plan.timeline import Timeline
+from program.errors import InputError
+from program.timeline import Timeline
 from reports.check import Side, Verdict, Work, check
 from reports.check_classes import class_times_s
 from reports.check_spread import FEWEST, level, t_quantile

@@ -2,7 +2,7 @@
 
 import pytest
 
-from plan.errors import InputError
+from program.errors import InputError
 from reports.compare import compare
 from reports.compare_text import compare_text
 from reports.joining import join, operation

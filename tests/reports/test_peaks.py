@@ -7,11 +7,11 @@ import yaml
 
 from calibration.profile import load_profile
 from calibration.profile_paths import profile_path
+from compiler import compile_plan
 from plan import presets
-from plan.compile import compile_plan
-from plan.errors import InputError
 from plan.presets import merge
 from plan.run import load
+from program.errors import InputError
 from reports.peaks import refuse_impossible
 from windtunnel import api
 

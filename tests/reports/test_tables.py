@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from plan.errors import InputError
+from program.errors import InputError
 from reports import tables
 from reports.trace import write_trace
 from tests.reports.flights import measured, predicted

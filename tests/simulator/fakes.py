@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from calibration.collectives import CommCost, Geometry, steps, wire_factor
 from calibration.profile import Allocator, CoreSharing
 from calibration.workspace import NOTHING, Workspace
-from plan.ops import OPERATORS, bytes_of, flops_of
-from plan.program import KernelCall
+from program import KernelCall
+from program.ops import OPERATORS, bytes_of, flops_of
 
 ALLOCATOR = Allocator(512, 2**20, 2 * 2**20, 20 * 2**20, 2 * 2**20, 300 * 2**20)
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from plan.compile import compile_run
-from plan.program import (
+from compiler import compile_run
+from plan.run import Run, load
+from program import (
     Block,
     Call,
     Comm,
@@ -22,7 +23,6 @@ from plan.program import (
     StepProgram,
     Stream,
 )
-from plan.run import Run, load
 from simulator.flight import Flight
 from tests.simulator.fakes import FakeProfile
 

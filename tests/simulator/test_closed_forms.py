@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from calibration.profile import load_profile
-from plan.program import KernelCall, expand
+from program import KernelCall, expand
 from simulator.breakdown import CLASSES
 from simulator.flight import fly
 from tests.simulator.fakes import FakeProfile

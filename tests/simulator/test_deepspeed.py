@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from plan.ops import bytes_of
-from plan.program import StepProgram, expand
+from program import StepProgram, expand
+from program.ops import bytes_of
 from simulator.flight import fly
 from tests.simulator.fakes import FakeProfile
 from tests.simulator.runs import small

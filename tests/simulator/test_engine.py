@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from calibration.profile import CoreSharing
-from plan.errors import WindtunnelError
+from program.errors import WindtunnelError
 from simulator.breakdown import CLASSES
 from simulator.flight import fly
 from tests.simulator.runs import TABLE, by_hand, cluster_run, compute, move, starts

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.profile import CoreSharing
-from plan.timeline import TIMES
+from program.timeline import TIMES
 from simulator.flight import Flight, fly
 from simulator.nodes import Cohort, NotInStep
 from tests.simulator.fakes import FakeProfile

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from calibration.profile import CoreSharing, load_profile
-from plan.program import expand
-from plan.timeline.skew import split
+from program import expand
+from program.timeline.skew import split
 from simulator.breakdown import fractions
 from simulator.flight import fly
 from tests.simulator.fakes import FakeProfile

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from calibration.workspace import Workspace
-from plan.ops import bytes_of
-from plan.program import Buffer, RankProgram, StepProgram, expand, resolve_buffer
-from plan.program.text import label_of
+from program import Buffer, RankProgram, StepProgram, expand, resolve_buffer
+from program.ops import bytes_of
+from program.text import label_of
 from simulator.flight import fly
 from simulator.memory import OFF_DEVICE, PART_OF_POOL, PARTS, Rounding, StageMemory, fly_memory, on_allocator
 from tests.simulator.fakes import ALLOCATOR, FakeProfile

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plan.program import StepProgram, expand
+from program import StepProgram, expand
 from simulator.flight import fly
 from tests.simulator.fakes import FakeProfile
 from tests.simulator.runs import small

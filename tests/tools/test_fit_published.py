@@ -7,7 +7,7 @@ import pytest
 from calibration.collectives import Geometry
 from calibration.profile import load_profile
 from calibration.profile_paths import shipped_profiles
-from plan.program import KernelCall
+from program import KernelCall
 from tools import fit_framework_host, fit_published, fit_uncertainty, fit_workspace
 from tools import published_rows as published
 from tools.fit_sections import EAGER, H100_FP8, PCIE, TREE, ranges

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from plan.compile import compile_run
-from plan.program import StepProgram
-from plan.program.edit import drop_wait, find, move, move_call, swap
+from compiler import compile_run
 from plan.run import Run
+from program import StepProgram
+from program.edit import drop_wait, find, move, move_call, swap
 from tests.trainer.ranks import make_executor
 
 Start = dict[str, tuple[float, float, float]]  # label -> issued, start, end

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
+from compiler import compile_run
+from compiler.units import embedding, head, layer, unit_shape
 from kernels import registry
 from kernels.registry_inputs import DTYPES
-from plan.compile import compile_run
-from plan.program.lines import Lines, Tensor, Unit
 from plan.run import Run
-from plan.units import embedding, head, layer, unit_shape
+from program.lines import Lines, Tensor, Unit
 from tests.trainer.ranks import GPT, LLAMA, make_run
 from trainer.bodies import Bodies
 from trainer.context import RankContext, coordinates

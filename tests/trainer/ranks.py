@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from plan.compile import compile_run
-from plan.program import Param, StepProgram
+from compiler import compile_run
 from plan.run import Run, load
+from program import Param, StepProgram
 from trainer.data import TokenFile, open_data
 from trainer.executor import Executor
 from trainer.groups import Communicators

@@ -2,10 +2,10 @@
 
 import pytest
 
-from plan.compile import compile_run
-from plan.errors import InputError
+from compiler import compile_run
 from plan.run import Run
-from plan.timeline import Clock
+from program.errors import InputError
+from program.timeline import Clock
 from tests.trainer.pool import Pool
 from tests.trainer.ranks import GPT, LLAMA, make_run
 from trainer import clocks

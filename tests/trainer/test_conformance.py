@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from plan.compile import compile_run
-from plan.errors import InputError
-from plan.program import Comm, CommOp, Instruction, RankProgram, Reduce, expand, resolve_buffer
+from compiler import compile_run
+from program import Comm, CommOp, Instruction, RankProgram, Reduce, expand, resolve_buffer
+from program.errors import InputError
 from tests.trainer.pool import Pool
 from tests.trainer.ranks import GPT, LLAMA, make_run
 from tests.trainer.watching import Observed, observe

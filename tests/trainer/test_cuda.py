@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from plan.compile import compile_run
+from compiler import compile_run
 from plan.parallel import Offload
 from plan.run import Run
 from tests.trainer.ranks import GPT, LLAMA, make_run, text

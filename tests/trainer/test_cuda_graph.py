@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from plan.compile import compile_run
-from plan.program import expand
+from compiler import compile_run
 from plan.run import Run
+from program import expand
 from tests.trainer.fake_cuda import Device, OnStreams, install
 from tests.trainer.pool import Pool
 from tests.trainer.ranks import GPT, LLAMA, make_executor, make_run, text

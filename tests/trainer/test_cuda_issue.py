@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from plan.compile import compile_run
-from plan.program import expand
+from compiler import compile_run
+from program import expand
 from tests.trainer.fake_cuda import Device, Event, Knowledge, install
 from tests.trainer.ranks import LLAMA, make_run
 from trainer.bodies import computation

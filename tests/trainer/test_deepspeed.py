@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plan.compile import compile_run
+from compiler import compile_run
 from tests.trainer.pool import Pool
 from tests.trainer.ranks import GPT, LLAMA, make_run, train
 from tests.trainer.test_conformance import _hold_communications, _hold_products, _peak_bytes

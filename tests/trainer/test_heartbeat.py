@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from plan.errors import InputError
+from program.errors import InputError
 from trainer.heartbeat import Heartbeat, Watch, silent_s
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]

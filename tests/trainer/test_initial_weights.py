@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from compiler import compile_run
 from kernels import registry
-from plan.compile import compile_run
 from plan.run import Run
 from tests.trainer.ranks import GPT, LLAMA, Share, assemble, make_run, text
 from trainer.context import RankContext, coordinates

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from plan.compile import compile_run
-from plan.operators import OPERATORS
-from plan.ops import bytes_of
-from plan.program.lines import Apply, Lines
-from plan.units.builder import UnitBuilder
+from compiler import compile_run
+from compiler.units.builder import UnitBuilder
+from program.lines import Apply, Lines
+from program.operators import OPERATORS
+from program.ops import bytes_of
 from tests.trainer.lines import VARIANTS, Lined, declared, filled, make_run, units
 from tests.trainer.ranks import GPT, LLAMA, text
 from trainer.executor import Executor
@@ -110,7 +110,7 @@ def test_results_are_fresh_and_own_their_bytes_and_only_declared_arguments_chang
 def test_deleting_a_line_changes_price_bytes_and_losses_at_once(
     monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], side: str, op: str
 ) -> None:
-    module = import_module("plan.units.layer")
+    module = import_module("compiler.units.layer")
     run = make_run(model, {})
 
     def told() -> tuple[int, int, str, float, float]:

@@ -10,7 +10,7 @@ import torch
 
 import trainer
 from kernels import registry
-from plan.program.lines import Body, Inside, Offset, Step, Stretches
+from program.lines import Body, Inside, Offset, Step, Stretches
 from trainer.link import Standing, link
 
 ROOT = Path(trainer.__file__).parent

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from plan.compile import compile_run
-from plan.prove import ProofError, prove
+from compiler import compile_run
 from plan.run import Run
+from program.proofs import ProofError, prove
 from simulator.flight import fly
 from tests.simulator.fakes import FakeProfile
 from tests.simulator.runs import cluster_run

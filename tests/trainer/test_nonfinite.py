@@ -12,12 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from compiler import compile_run
 from kernels.reference_loss import adamw, not_finite
 from kernels.registry_triton import adamw as adamw_triton
-from plan.compile import compile_run
-from plan.errors import InputError, WindtunnelError
-from plan.program import expand
 from plan.run import Run
+from program import expand
+from program.errors import InputError, WindtunnelError
 from tests.trainer.fake_cuda import OnStreams, install
 from tests.trainer.pool import Pool
 from tests.trainer.ranks import GPT, LLAMA, make_executor, make_run, text

@@ -9,10 +9,10 @@ from itertools import product
 import pytest
 import torch
 
-from plan.compile import compile_run
+from compiler import compile_run
 from plan.parallel import Offload
-from plan.program import Instruction, expand
 from plan.run import Optimizer, Run
+from program import Instruction, expand
 from tests.trainer.ranks import LLAMA, make_run, text
 from trainer.executor import Executor
 from trainer.streams import Op

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from plan.compile import compile_run
-from plan.errors import InputError
+from compiler import compile_run
 from plan.run import LrSchedule, Optimizer
+from program.errors import InputError
 from tests.trainer.ranks import GPT, LLAMA, initial_weights, make_run
 from trainer import status
 from trainer.data import TokenFile, builtin_file, open_data, permuted

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from plan.errors import InputError
 from plan.presets import merge
 from plan.run import Run, load
 from plan.trainable import check_trainable
+from program.errors import InputError
 from tests.draws import draw
 from tests.soak import soaking
 from tests.trainer.oracle import Oracle

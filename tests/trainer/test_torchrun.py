@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from plan.errors import InputError
 from plan.run import Run
+from program.errors import InputError
 from tests.trainer.ranks import LLAMA, make_run
 from trainer import torchrun
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from plan.compile import compile_run
-from plan.program import expand
+from compiler import compile_run
 from plan.run import Run
+from program import expand
 from tests.trainer.ranks import GPT, LLAMA, make_run, text
 from trainer.executor import Executor
 from trainer.streams import Op

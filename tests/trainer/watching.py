@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from plan.program import Buffer, Placed, expand
 from plan.run import Run
+from program import Buffer, Placed, expand
 from tests.trainer.ranks import make_executor
 from trainer.executor import Executor
 from trainer.streams import Op

@@ -10,7 +10,7 @@ import yaml
 
 from calibration.profile import load_profile
 from plan.run import load
-from plan.timeline import Timeline, save
+from program.timeline import Timeline, save
 from windtunnel import api
 
 TEXT = "round numbers for tests"

@@ -21,8 +21,8 @@ import pytest
 import typer
 import yaml
 
-from plan.errors import InputError
 from plan.run import load
+from program.errors import InputError
 from tests.windtunnel.flights import profile_file, run_folder
 from windtunnel import cli
 

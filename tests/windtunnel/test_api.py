@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import windtunnel
-from plan.errors import InputError
 from plan.run import load
+from program.errors import InputError
 from tests.windtunnel.conftest import TINY
 from tests.windtunnel.flights import profile_file, run_folder
 from tests.windtunnel.test_cli import python

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from plan.timeline import Timeline, load, save
+from program.timeline import Timeline, load, save
 from tests.windtunnel.conftest import TINY
 from tests.windtunnel.flights import profile_file, run_folder
 from tests.windtunnel.test_schemas import obeys

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from plan.errors import InputError, WindtunnelError
 from plan.run import load
+from program.errors import InputError, WindtunnelError
 from tests.windtunnel.flights import profile_file
 from tests.windtunnel.test_schemas import obeys
 from windtunnel import demo, output

@@ -119,7 +119,7 @@ def test_text_fits_the_page_and_is_the_same_twice(forecast: Call) -> None:
 
 
 def test_timeline_and_trace_are_written(forecast: Call, tmp_path: Path) -> None:
-    from plan.timeline import load
+    from program.timeline import load
 
     called = forecast("--timeline", tmp_path / "out" / "t.json.gz", "--trace", tmp_path / "out" / "trace.json")
     assert called.code == 0

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from plan.errors import InputError
+from program.errors import InputError
 from windtunnel import output
 from windtunnel.folders import RunFolder, new_folder
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
-from plan.program import expand
 from plan.run import load
+from program import expand
 from windtunnel.api import compile_run
 
 Call = Callable[..., Any]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from plan.errors import InputError, WindtunnelError
+from program.errors import InputError, WindtunnelError
 from tests.listening import Listened, named, outside_address, watch
 from tests.windtunnel.conftest import TINY
 from tests.windtunnel.flights import profile_file

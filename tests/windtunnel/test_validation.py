@@ -12,19 +12,19 @@ from scipy.stats import spearmanr
 
 from calibration.frameworks import FRAMEWORKS
 from calibration.profile import load_profile
-from plan.compile import compile_run
-from plan.errors import InputError
+from compiler import compile_run
 from plan.run import load
+from program.errors import InputError
 from simulator.flight import fly
 from tests.soak import Counts, soaking
-from windtunnel.validation import published
-from windtunnel.validation.conventions import CONVENTIONS, chosen, convention
-from windtunnel.validation.feasibility import feasibility
-from windtunnel.validation.flying import Flyer, shorter
-from windtunnel.validation.published import Published
-from windtunnel.validation.rows import convert, run_dict, units_by_cost
-from windtunnel.validation.score import errors, rank_correlation, scoreboard, training_runs
-from windtunnel.validation.table import markdown, text
+from validation import published
+from validation.conventions import CONVENTIONS, chosen, convention
+from validation.feasibility import feasibility
+from validation.flying import Flyer, shorter
+from validation.published import Published
+from validation.rows import convert, run_dict, units_by_cost
+from validation.score import errors, rank_correlation, scoreboard, training_runs
+from validation.table import markdown, text
 
 Call = Callable[..., Any]
 ROWS = published.read()

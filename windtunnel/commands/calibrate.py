@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from plan.errors import InputError
-from plan.nearest import did_you_mean
+from program.errors import InputError
+from program.nearest import did_you_mean
 from windtunnel.commands import options as o
 
 if TYPE_CHECKING:

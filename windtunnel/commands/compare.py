@@ -29,7 +29,7 @@ def compare(
 
     With a run folder, its run.yaml is flown with the profile named in the header of the measured timeline.
     """
-    from plan.files import reading_up_to
+    from program.files import reading_up_to
     from windtunnel.comparing import compare_command
 
     with reading_up_to(max_input_gib):
@@ -51,7 +51,7 @@ def check(
 ) -> int:
     """Scaling-efficiency gate: step time, classes and T(1)/(N·T(N)) against the twin. Exit 1: a regression;
     2: too few steps to tell."""
-    from plan.files import reading_up_to
+    from program.files import reading_up_to
     from windtunnel.comparing import check_command
 
     with reading_up_to(max_input_gib):

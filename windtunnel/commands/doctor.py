@@ -95,7 +95,7 @@ def _package(name: str, missing: Literal["note", "bad"], remedy: str) -> Finding
 
 def machine() -> Iterator[Finding]:
     """Cores and memory, as a run on `cluster: cpu` shares them out."""
-    from plan.cluster import machine as host
+    from program.cluster import machine as host
 
     found = host()
     few = found.cores < 2
@@ -128,7 +128,7 @@ def devices() -> Iterator[Finding]:
 def network() -> Iterator[Finding]:
     """Ranks on one machine talk over its loopback."""
     from calibration.loopback import loopback
-    from plan.errors import InputError
+    from program.errors import InputError
 
     try:
         yield Finding("network", "ok", f"ranks on this machine talk over {loopback()}")
@@ -142,7 +142,7 @@ def profile() -> Iterator[Finding]:
 
     from calibration.profile import load_profile
     from calibration.profile_paths import cpu_profile_path
-    from plan.errors import InputError
+    from program.errors import InputError
 
     path = cpu_profile_path()
     if not path.exists():

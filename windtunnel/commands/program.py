@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from plan.errors import InputError
+from program.errors import InputError
 from windtunnel.commands import options as o
 
 if TYPE_CHECKING:
-    from plan.program import Placed, StepProgram
     from plan.run import Run
+    from program import Placed, StepProgram
     from windtunnel.source import RunSource
 
 
@@ -36,7 +36,7 @@ def program(
     as_json: o.Json = False,
 ) -> int:
     """Print the step program of a rank: every instruction, in host issue order, with waits and kernel calls."""
-    from plan.program.text import program_text, schedule_csv
+    from program.text import program_text, schedule_csv
     from windtunnel import output
     from windtunnel.flight import compile_run
     from windtunnel.source import RunSource
@@ -105,7 +105,7 @@ def export(
     as_json: o.Json = False,
 ) -> int:
     """Print the launch script that starts this run under another framework; what it cannot say is refused."""
-    from plan.exporters import megatron_script
+    from importers.exporters import megatron_script
     from windtunnel import output as say
     from windtunnel.source import RunSource
 
@@ -124,7 +124,7 @@ def export(
 
 def program_json(program: StepProgram, rank: int) -> dict[str, Any]:
     """A rank's program as plain data: where it stands, its blocks, and its instructions in host issue order."""
-    from plan.program import expand
+    from program import expand
 
     number = program.class_of[rank]
     stage = program.classes[number]
@@ -151,7 +151,7 @@ def program_json(program: StepProgram, rank: int) -> dict[str, Any]:
 
 
 def _instruction(placed: Placed) -> dict[str, Any]:
-    from plan.program import label
+    from program import label
 
     what = placed.instruction
     return {

@@ -11,7 +11,7 @@ import typer
 from windtunnel.commands import options as o
 
 if TYPE_CHECKING:
-    from windtunnel.validation.rows import Case
+    from validation.rows import Case
 
 
 def validate(
@@ -36,12 +36,12 @@ def validate(
     """
     from dataclasses import replace
 
+    from validation import published, table
+    from validation.conventions import chosen
+    from validation.feasibility import feasibility
+    from validation.flying import Flyer
+    from validation.score import scoreboard
     from windtunnel import output
-    from windtunnel.validation import published, table
-    from windtunnel.validation.conventions import chosen
-    from windtunnel.validation.feasibility import feasibility
-    from windtunnel.validation.flying import Flyer
-    from windtunnel.validation.score import scoreboard
 
     rows, flyer = chosen(published.read(), source, row), Flyer(profile or None)
     board = scoreboard(rows, flyer, _progress)

@@ -1,0 +1,75 @@
+"""Joins the stages of a plan into one step program."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.held import Held, Units
+from compiler.ranks import coordinates, groups
+from compiler.repeat import place_calls
+from compiler.schedules import Placement, placements
+from compiler.stage import StageBlocks
+from compiler.units import AdamNumbers, UnitShape, unit_shape
+from compiler.words import degrees, implementation_rules
+from plan.implementations import engine
+from plan.layout import layout
+from plan.model import Model
+from plan.parallel import Plan
+from plan.run import Run
+from program import RankProgram, StepProgram
+from program.gc_paused import uncollected
+from program.hashing import program_hash
+
+
+def compile_run(run: Run) -> StepProgram:
+    """The step program of a run that passed `plan.run.rules`."""
+    given = run.optimizer
+    conditional = run.train.nonfinite != "continue"
+    optimizer = AdamNumbers(given.betas, given.eps, given.weight_decay, given.clip_norm, conditional)
+    return compile_plan(run.model, run.plan, optimizer)
+
+
+def compile_plan(model: Model, plan: Plan, optimizer: AdamNumbers | None = None) -> StepProgram:
+    """The step program of `model` under `plan`; the optimizer's numbers are the usual ones where none are given."""
+    with uncollected():
+        return _compiled(model, plan, optimizer or AdamNumbers())
+
+
+def _compiled(model: Model, plan: Plan, optimizer: AdamNumbers) -> StepProgram:
+    e, units, placed = unit_shape(model, plan), layout(model, plan), placements(plan)
+    classes = tuple(
+        _stage(model, plan, optimizer, e, units[stage], placed[stage], stage) for stage in range(plan.pipeline_parallel)
+    )
+    if plan.launch_blocking:
+        classes = tuple(_blocking(stage) for stage in classes)
+    program = StepProgram(
+        classes=classes,
+        class_of=tuple(coordinates(plan, rank)["pp"] for rank in range(plan.world)),
+        groups=groups(model, plan),
+        degrees=degrees(model, plan),
+        rules=implementation_rules(plan),
+    )
+    return replace(program, hash=program_hash(program))
+
+
+def _stage(
+    model: Model, plan: Plan, optimizer: AdamNumbers, e: UnitShape, units: Units, placement: Placement, stage: int
+) -> RankProgram:
+    batched = engine(plan).transfers == "batched"
+    blocks = StageBlocks(Held(model, plan, optimizer, e, units, placement.slots, stage, batched))
+    blocks.compile()
+    return place_calls(blocks, placement)
+
+
+def _blocking(stage: RankProgram) -> RankProgram:
+    """Every instruction blocks the host, so that each launch is paid for in full."""
+    blocks = (
+        replace(block, instructions=tuple(replace(i, host_sync=True) for i in block.instructions))
+        for block in stage.blocks
+    )
+    return replace(stage, blocks=tuple(blocks))
+
+
+def stage_of(program: StepProgram, rank: int) -> RankProgram:
+    """The program a rank runs."""
+    return program.classes[program.class_of[rank]]

@@ -1,0 +1,86 @@
+"""What crosses the boundary of two stages: the residual stream, or its gradient, whole or partitioned.
+
+DeepSpeed's pipeline engine partitions both over the tensor-parallel ranks, which hold the same (`PartitionedTensor` of
+`runtime/utils.py`, v0.6.5; `is_pipe_partitioned` of `runtime/pipe/engine.py`): each rank sends its stretch, and the
+receivers gather it.
+
+    PART   the rank's stretch, copied out
+    AG     the stretches of all ranks, into a slot
+    JOIN   what `full()` passes over besides: zeros, the own stretch, the gathered list copied out, a clone
+
+The engine gathers three times a micro-batch: a forward's input, a backward's gradient, and once more the output that it
+sent away (it stands at the root of autograd's graph, though nothing reads its values). Until then it keeps the stretch
+that it sent. Without tensor parallelism it keeps the whole output.
+"""
+
+from __future__ import annotations
+
+from compiler.chunk import ChunkCompiler
+from compiler.rings import Rings
+from compiler.units import UnitShape
+from compiler.units import step as around
+from plan.implementations import engine
+from plan.parallel import Plan
+from program import Buffer, Comm, Phase, Stream
+from program.lines import Tensor
+
+SLOT = "edge.gather"
+
+
+class Edges:
+    """The boundary's tensors. `partitioned`: transfers carry a tensor-parallel rank's stretch; `kept`: a forward's
+    output stays until its backward."""
+
+    def __init__(self, e: UnitShape, plan: Plan, rings: Rings) -> None:
+        self.rings, self.ranks, self.dtype = rings, e.tp, e.dtype
+        self.shape = (e.local_tokens, e.hidden)
+        self.kept = engine(plan).keeps_output
+        # A stretch is whole rows here; where the rows do not divide, everything is sent.
+        self.partitioned = self.kept and e.tp > 1 and not e.sequence_parallel and e.local_tokens % e.tp == 0
+
+    def carried(self) -> Buffer:
+        """What a transfer carries."""
+        rows, width = self.shape
+        return Buffer((rows // self.ranks if self.partitioned else rows, width), self.dtype, "act", "edge")
+
+    def arrive(self, compiler: ChunkCompiler, phase: Phase, unit: int, stream: Stream) -> int:
+        """What a receive on `stream` brought: `x` forward, `d` backward. Once joined, its slot is free (out-ports
+        `x_done`, `d_done`)."""
+        builder, name = compiler.builder, "d" if phase == "B" else "x"
+        part = builder.take(name, stream, self.carried())
+        if not self.partitioned:
+            return part
+        whole = self.join(compiler, phase, unit, f"edge.{name}", part)
+        builder.give(f"{name}_done", None, builder.last_of("compute"))
+        return whole
+
+    def depart(self, compiler: ChunkCompiler, phase: Phase, unit: int, whole: int | None) -> None:
+        """Hand over what is to be sent, as out-port `out`."""
+        if self.partitioned and whole is not None:
+            whole = self.part(compiler, phase, unit, "edge.d" if phase == "B" else "edge.y", whole)
+        compiler.builder.give("out", whole)
+
+    def take_sent(self, compiler: ChunkCompiler, unit: int) -> int:
+        """The forward's output, kept until its backward; what was partitioned is gathered again."""
+        sent = compiler.builder.take("out", "compute", self.carried(), consume=self.partitioned)
+        if self.partitioned:
+            self.join(compiler, "B", unit, "edge.y", sent)
+        return sent
+
+    def part(self, compiler: ChunkCompiler, phase: Phase, unit: int, piece: str, whole: int) -> int:
+        """The rank's stretch of a tensor."""
+        part = compiler.builder.buffer(self.carried())
+        body = around.part(self.shape, self.ranks, self.dtype)
+        compiler.compute(phase, "PART", unit, piece, (whole,), (part,), body)
+        return part
+
+    def join(self, compiler: ChunkCompiler, phase: Phase, unit: int, piece: str, part: int) -> int:
+        """The tensor from all ranks' stretches."""
+        builder, spec = compiler.builder, Tensor(piece, self.shape, self.dtype, "gather")
+        slot = builder.buffer(Buffer(self.shape, self.dtype, "gather", piece, self.rings.claim(SLOT, spec)))
+        comm = Comm("all_gather", "tp", spec.bytes, self.dtype, "tp")
+        builder.emit(phase, "AG", unit, piece, "tp", (part,), (slot,), comm=comm, priority=2)
+        whole = builder.buffer(Buffer(self.shape, self.dtype, "act", piece))
+        body = around.join(self.shape, self.ranks, self.dtype)
+        compiler.compute(phase, "JOIN", unit, piece, (slot,), (whole,), body)
+        return whole

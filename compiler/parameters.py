@@ -1,0 +1,251 @@
+"""A stage's parameters, laid out in flat buckets in the order in which their gradients are finished.
+
+Order of last gradient is backward order, so that a bucket can be reduced while earlier layers still compute. A bucket
+closes at the first parameter end at or above the threshold and is padded to lcm(dp, 128) elements; parameters are not
+split. Tied embeddings and parameters that every tensor-parallel rank holds whole have buckets of their own: their
+gradients need one more sum (over the two stages, over `tp`) than the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from compiler.partition import offloaded, partitions_gradients, partitions_weights, unit_buckets
+from compiler.units import HEAD, TABLE
+from compiler.units.step import Stepped
+from plan.implementations import engine
+from plan.model import Model
+from plan.parallel import Plan
+from program import DTYPE_BYTES, Bucket, Buffer, Param, Pool, numel
+
+Kind = Literal["sharded", "replicated", "tied"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Parameters with their places, buckets, and the rank-wide buffers that hold them (views and flats)."""
+
+    params: tuple[Param, ...]
+    buckets: tuple[Bucket, ...]
+    buffers: tuple[Buffer, ...]
+    weight_ref: dict[str, int]  # rank-wide buffer of each parameter's weight view
+    grad_ref: dict[str, int]  # of its main gradient
+    fresh_ref: dict[str, int]  # of the gradient that a backward makes: the main one, unless it is made apart
+
+    def stepped(self, bucket: Bucket, gradient: Buffer, state: list[int]) -> Stepped:
+        """What the step of a bucket is on a rank; `state`: master, exp_avg, exp_avg_sq [, the weights that follow]."""
+        flats = [self.buffers[index] for index in state]
+        sizes = [(numel(flat.shape), flat.dtype) for flat in (gradient, *flats)]
+        params = sorted((p for p in self.params if p.bucket == bucket.index and p.decay), key=lambda p: p.offset)
+        return Stepped(
+            share=bucket.shard_numel,
+            sharded=bucket.shard_numel < bucket.numel,
+            gradient=sizes[0],
+            master=sizes[1],
+            weight=sizes[4] if len(sizes) > 4 else None,
+            state=flats[1].dtype,
+            decayed=tuple((p.offset, p.offset + p.local_numel) for p in params),
+        )
+
+
+def _param(
+    name: str,
+    shape: tuple[int, ...],
+    plan: Plan,
+    init: str,
+    shard_dim: int | None = None,
+    segments: tuple[int, ...] = (),
+) -> Param:
+    t = plan.tensor_parallel
+    local = tuple(n // t if d == shard_dim else n for d, n in enumerate(shape))
+    replicated = shard_dim is None and plan.sequence_parallel and t > 1
+    decay = len(shape) > 1
+    return Param(name, shape, local, shard_dim, plan.precision, -1, -1, init, decay, replicated, None, segments)
+
+
+def _norm(model: Model, plan: Plan, base: str) -> list[Param]:
+    weight = _param(f"{base}.weight", (model.hidden,), plan, "ones")
+    bias = _param(f"{base}.bias", (model.hidden,), plan, "zeros")
+    return [weight] if model.norm == "rmsnorm" else [weight, bias]
+
+
+def unit_params(model: Model, plan: Plan, unit: int, tied_here: bool) -> list[Param]:
+    """Parameters of a unit in order of last gradient. `tied_here`: the head shares this stage's embedding table."""
+    if unit == 0:
+        return _embedding_params(model, plan)
+    if unit == model.layers + 1:
+        return _head_params(model, plan, tied_here)
+    return _layer_params(model, plan, f"layers.{unit - 1}")
+
+
+def _embedding_params(model: Model, plan: Plan) -> list[Param]:
+    normal = f"normal:{model.init_std}"
+    vocab = model.padded_vocab(plan.tensor_parallel)
+    found = _norm(model, plan, "embed.norm") if model.embedding_norm else []
+    if model.positions == "learned":
+        found.append(_param("embed.positions.weight", (model.max_positions, model.hidden), plan, normal))
+    table = _param(TABLE, (vocab, model.hidden), plan, normal, 0)
+    return [*found, replace(table, used_rows=model.vocab)]
+
+
+def _head_params(model: Model, plan: Plan, tied_here: bool) -> list[Param]:
+    if tied_here:
+        return _norm(model, plan, "head.norm")
+    vocab = model.padded_vocab(plan.tensor_parallel)
+    weight = replace(_param(HEAD, (vocab, model.hidden), plan, f"normal:{model.init_std}", 0), used_rows=model.vocab)
+    if model.tied_embeddings:
+        weight = replace(weight, tied_to=TABLE)
+    return [weight, *_norm(model, plan, "head.norm")]
+
+
+def _layer_params(model: Model, plan: Plan, base: str) -> list[Param]:
+    h, q, kv, f = model.hidden, model.attention_width, model.kv_width, model.ffn
+    normal = f"normal:{model.init_std}"
+    scaled = f"normal:{model.init_std / math.sqrt(2 * model.layers)}"  # GPT-2: residual projections start smaller
+    ups = 2 if model.gated else 1
+    bias, qkv_bias = model.bias, model.qkv_bias
+    found = [_param(f"{base}.mlp.down.bias", (h,), plan, "zeros")] if bias else []
+    found.append(_param(f"{base}.mlp.down.weight", (h, f), plan, scaled, 1))
+    found.append(_param(f"{base}.mlp.up.weight", (ups * f, h), plan, normal, 0, (f,) * ups))
+    found += [_param(f"{base}.mlp.up.bias", (ups * f,), plan, "zeros", 0, (f,) * ups)] if bias else []
+    found += _norm(model, plan, f"{base}.mlp.norm")
+    found += [_param(f"{base}.attn.out.bias", (h,), plan, "zeros")] if bias else []
+    found.append(_param(f"{base}.attn.out.weight", (h, q), plan, scaled, 1))
+    found.append(_param(f"{base}.attn.qkv.weight", (q + 2 * kv, h), plan, normal, 0, (q, kv, kv)))
+    found += [_param(f"{base}.attn.qkv.bias", (q + 2 * kv,), plan, "zeros", 0, (q, kv, kv))] if qkv_bias else []
+    return found + _norm(model, plan, f"{base}.attn.norm")
+
+
+def _kind(param: Param, model: Model, plan: Plan) -> Kind:
+    if param.shard_dim is None and plan.tensor_parallel > 1:
+        return "replicated"
+    if model.tied_embeddings and param.name in (TABLE, HEAD):
+        return "tied"
+    return "sharded"
+
+
+def _bucketed(params: list[Param], kinds: list[Kind], limit_bytes: float, plan: Plan) -> list[list[Param]]:
+    """Buckets in order of completion; each a list of parameters with `bucket` and `offset` filled in."""
+    closed: list[tuple[int, list[Param]]] = []
+    open_: dict[Kind, tuple[list[Param], int]] = {}
+    size = DTYPE_BYTES[plan.gradient_dtype]
+    for position, (param, kind) in enumerate(zip(params, kinds, strict=True)):
+        members, used = open_.get(kind, ([], 0))
+        members = [*members, replace(param, offset=used)]
+        used += param.local_numel
+        open_[kind] = (members, used)
+        if kind == "sharded" and used * size >= limit_bytes:
+            closed.append((position, open_.pop(kind)[0]))
+    order = {id_: p for p, id_ in enumerate(param.name for param in params)}
+    closed += [(order[members[-1].name], members) for members, _ in open_.values()]
+    ordered = [members for _, members in sorted(closed, key=lambda item: item[0])]
+    return [[replace(p, bucket=b) for p in members] for b, members in enumerate(ordered)]
+
+
+def lay_out(units: list[list[Param]], model: Model, plan: Plan, first_stage: bool) -> Parameters:
+    """Place a stage's parameters, given unit by unit in order of last gradient, into buckets and flat buffers.
+
+    Flat buffers of a bucket: weights (plan's precision), main gradients (gradient dtype), and one rank's share of
+    master weights, exp_avg and exp_avg_sq (fp32; fp64 in fp64 runs) and, under ZeRO, of the reduced gradient. What
+    ZeRO-2 and 3 partition (`compiler.partition`) is a rank's share too.
+    """
+    order = [p for params in units for p in params]
+    kinds = [_kind(p, model, plan) for p in order]
+    kind_of = {p.name: k for p, k in zip(order, kinds, strict=True)}
+    buffers: list[Buffer] = []
+    if partitions_gradients(plan):
+        made = unit_buckets(units, kind_of, plan)
+        groups = [list(m.params) for m in made]
+        parts = [m.partitioned for m in made]
+    else:
+        groups = _classic_groups(order, kinds, plan, first_stage)
+        parts = [False] * len(groups)
+    hosted = offloaded([sum(p.local_numel for p in members) for members in groups], plan)
+    buckets = [
+        _bucket(index, members, kind_of[members[0].name], plan, first_stage, buffers, part, host)
+        for index, (members, part, host) in enumerate(zip(groups, parts, hosted, strict=True))
+    ]
+    params = tuple(p for members in groups for p in members)
+    weight_ref, grad_ref = {}, {}
+    for param in params:
+        bucket = buckets[param.bucket]
+        if not bucket.weights_sharded:
+            weight_ref[param.name] = _view(buffers, param, bucket.weight_buffer, plan.precision, "weight")
+        if not bucket.gradients_sharded:
+            grad_ref[param.name] = _view(buffers, param, bucket.grad_buffer, plan.gradient_dtype, "grad")
+    separate = engine(plan).grad_accumulation == "separate_buffer"
+    fresh_ref = _fresh(buffers, buckets, params, plan) if separate else grad_ref
+    return Parameters(params, tuple(buckets), tuple(buffers), weight_ref, grad_ref, fresh_ref)
+
+
+def _fresh(buffers: list[Buffer], buckets: list[Bucket], params: tuple[Param, ...], plan: Plan) -> dict[str, int]:
+    """Gradients in the computing type, beside the main ones: DeepSpeed's BF16_Optimizer leaves them until the next
+    backward."""
+    flats = [_flat(buffers, b.numel, plan.precision, "grad", f"fresh gradients.{b.index}") for b in buckets]
+    return {p.name: _view(buffers, p, flats[p.bucket], plan.precision, "grad") for p in params}
+
+
+def _classic_groups(order: list[Param], kinds: list[Kind], plan: Plan, first_stage: bool) -> list[list[Param]]:
+    chosen = engine(plan)
+    limit = chosen.first_bucket_bytes if first_stage else chosen.later_bucket_bytes
+    return _bucketed(order, kinds, limit, plan)
+
+
+def _view(buffers: list[Buffer], param: Param, base: int, dtype: str, pool: Pool) -> int:
+    buffers.append(Buffer(param.local_shape, dtype, pool, param.name, None, (base, param.offset)))
+    return len(buffers) - 1
+
+
+def _flat(buffers: list[Buffer], elements: int, dtype: str, pool: Pool, what: str) -> int:
+    buffers.append(Buffer((elements,), dtype, pool, what))
+    return len(buffers) - 1
+
+
+def _bucket(
+    index: int,
+    members: list[Param],
+    kind: Kind,
+    plan: Plan,
+    first_stage: bool,
+    buffers: list[Buffer],
+    partitioned: bool,
+    hosted: bool,
+) -> Bucket:
+    used = sum(p.local_numel for p in members)
+    multiple = math.lcm(plan.data_parallel, 128)
+    total = -(-used // multiple) * multiple
+    zero = engine(plan).sharded_optimizer
+    share = total // plan.data_parallel if zero else total
+    state = "fp64" if plan.precision == "fp64" else "fp32"
+    split = partitioned and partitions_weights(plan)
+    up = split and plan.offload.parameters == "cpu"  # the shard lives on the host
+    weight = _flat(buffers, share if split else total, plan.precision, "host" if up else "weight", f"weights.{index}")
+    grad = _flat(buffers, share if partitioned else total, plan.gradient_dtype, "grad", f"gradients.{index}")
+    apart = zero and not engine(plan).reduces_in_place and not partitioned
+    reduced = _flat(buffers, share, plan.gradient_dtype, "grad", f"reduced.{index}") if apart else grad
+    pool: Pool = "host" if hosted else "optim"
+    own = plan.precision == state and hosted == up  # the weights are their own master where the optimizer finds them
+    master = weight if own else _flat(buffers, share, state, pool, f"master.{index}")
+    exp_avg = _flat(buffers, share, state, pool, f"exp_avg.{index}")
+    exp_avg_sq = _flat(buffers, share, state, pool, f"exp_avg_sq.{index}")
+    norm_weight = _norm_weight(kind, plan, first_stage)
+    below = _flat(buffers, share, plan.gradient_dtype, "host", f"gradients on the host.{index}") if hosted else -1
+    back = -1
+    if hosted and not up:
+        wide = plan.precision == state
+        back = master if wide else _flat(buffers, share, plan.precision, "host", f"weights on the host.{index}")
+    return Bucket(
+        index, total, share, kind, norm_weight, weight, grad, master, exp_avg, exp_avg_sq, reduced, split, partitioned,
+        below, back,
+    )  # fmt: skip
+
+
+def _norm_weight(kind: Kind, plan: Plan, first_stage: bool) -> float:
+    """So that the sum over ranks counts every parameter once (as Megatron's clip_grads filter, as a weight)."""
+    if kind == "replicated":
+        return 1.0 / plan.tensor_parallel
+    if kind == "tied" and plan.pipeline_parallel > 1:
+        return 1.0 if first_stage else 0.0
+    return 1.0

@@ -1,0 +1,122 @@
+"""The blocks of one pipeline stage: open, forward and backward of each chunk, transfers, close.
+
+`compiler.calls` places them in the order of the schedule, and asks for transfers and `close` as it does.
+"""
+
+from __future__ import annotations
+
+from compiler.held import Held
+from compiler.passes import Unreduced, backward_block, forward_block
+from compiler.step import close_block, open_block
+from compiler.transfers import exchange_block, transfer_block
+from plan.implementations import engine
+from program import Block, Buffer, Comm, CommOp, Phase, Role, Stream
+from program.lines import Tensor
+
+
+class StageBlocks:
+    """The blocks of one stage, made on first use; `index` finds them by name.
+
+    `in_ports[block]` lists each in-port's name and, in a backward block, the out-port of its forward block that it
+    takes (-1: bound by name); `out_ports[block]` finds out-ports by name.
+    """
+
+    def __init__(self, held: Held) -> None:
+        self.held = held
+        self._blocking = engine(held.plan).transfers != "separate"  # transfers block the host
+        self.blocks: list[Block] = []
+        self.index: dict[str, int] = {}
+        self.in_ports: list[tuple[tuple[str, int], ...]] = []
+        self.out_ports: list[dict[str, int]] = []
+
+    def compile(self) -> None:
+        """Make every block but transfers and `close`."""
+        held = self.held
+        self._block("open", open_block(held.plan, held.parameters, held.scalars))
+        for chunk in range(len(held.units)):
+            self._block(f"F{chunk}", forward_block(held, chunk))
+            if held.plan.microbatches > 1:
+                self._block(f"B{chunk}", backward_block(held, chunk, None), f"F{chunk}")
+        unreduced = Unreduced(held)
+        for chunk in held.last_backwards():
+            self._block(f"B{chunk}.last", backward_block(held, chunk, unreduced), f"F{chunk}")
+
+    def _block(self, name: str, block: Block, forward: str | None = None) -> int:
+        """Add a block; `forward` names the block whose out-ports a backward block's in-ports are called after."""
+        given = {} if forward is None else self.out_ports[self.index[forward]]
+        saved = {name: k for name, k in given.items() if not name.startswith("shard.")}  # those follow host order
+        self.blocks.append(block)
+        self.in_ports.append(tuple((p.name, saved.get(p.name, -1)) for p in block.ports_in))
+        self.out_ports.append({p.name: k for k, p in enumerate(block.ports_out)})
+        self.index[name] = len(self.blocks) - 1
+        return self.index[name]
+
+    # --- transfers and the end of the step
+
+    def receive(self, backward: bool, chunk: int, slot: int) -> int:
+        """The block that receives a chunk's input (or the gradient of its output) into a ring slot."""
+        name = f"recv.{'bwd' if backward else 'fwd'}.{chunk}.{slot}"
+        if name not in self.index:
+            role: Role = "pp_next" if backward else "pp_prev"
+            unit = self.held.units[chunk][-1 if backward else 0]
+            phase: Phase = "B" if backward else "F"
+            comm = self._transfer("recv", role, backward)
+            stream = self.held.arrival(backward)
+            spec = self._slot_buffer(name)
+            self._block(name, transfer_block(name, "RECV", unit, phase, stream, comm, spec, self._blocking))
+        return self.index[name]
+
+    def send(self, backward: bool, chunk: int) -> int:
+        """The block that sends a chunk's output (or the gradient of its input)."""
+        name = f"send.{'bwd' if backward else 'fwd'}.{chunk}"
+        if name not in self.index:
+            role: Role = "pp_prev" if backward else "pp_next"
+            unit = self.held.units[chunk][0 if backward else -1]
+            phase: Phase = "B" if backward else "F"
+            comm = self._transfer("send", role, backward)
+            stream: Stream = "send_bwd" if backward else "send_fwd"
+            self._block(
+                name, transfer_block(name, "SEND", unit, phase, stream, comm, self.held.edges.carried(), self._blocking)
+            )
+        return self.index[name]
+
+    def exchange(self, backward: bool, slot: int) -> int:
+        """The block of a batched pair: sends out (forward: the output) and receives the opposite from the same
+        neighbour.
+        """
+        name = f"exchange.{'bwd' if backward else 'fwd'}.{slot}"
+        if name not in self.index:
+            ring = f"recv.{'fwd' if backward else 'bwd'}.0.{slot}"
+            role: Role = "pp_prev" if backward else "pp_next"
+            phase: Phase = "B" if backward else "F"
+            comm = self._transfer("exchange", role, backward)
+            stream: Stream = "send_bwd" if backward else "send_fwd"
+            unit = self.held.units[0][0 if backward else -1]
+            block = exchange_block(name, unit, phase, stream, comm, self.held.edges.carried(), self._slot_buffer(ring))
+            self._block(name, block)
+        return self.index[name]
+
+    def _slot_buffer(self, name: str) -> Buffer:
+        edge = self.held.edges.carried()
+        self.held.rings.claim(name, Tensor(name, edge.shape, edge.dtype, "comm"))
+        return Buffer(edge.shape, edge.dtype, "comm", "edge", name)
+
+    def _transfer(self, op: CommOp, role: Role, backward: bool) -> Comm:
+        edge = self.held.edges.carried()
+        channel = "pair" if self.held.batched else "bwd" if backward else "fwd"
+        return Comm(op, role, edge.bytes, edge.dtype, channel)
+
+    def close(self, reduced: list[str], sends: list[Stream]) -> int:
+        """The block that ends the step."""
+        held = self.held
+        block = close_block(
+            held.plan,
+            held.parameters,
+            held.scalars,
+            held.has_head(),
+            reduced,
+            sends,
+            held.edges.carried(),
+            held.optimizer,
+        )
+        return self._block("close", block)

@@ -1,0 +1,194 @@
+"""Importers: other frameworks' files as Windtunnel runs.
+
+    result = import_file("pretrain_gpt.sh", cluster="dgx-a100-80gb", nodes=128)
+    run = plan.run.load(result.run_dict, overrides)
+    for sentence in result.notes + result.warnings: print(sentence)
+
+Read: Megatron-LM and Megatron-DeepSpeed launch scripts and argument strings, DeepSpeed JSON, torchtitan TOML, Hugging
+Face config.json, GPT-NeoX YAML, and Windtunnel's own run files. No flag or key of a plan is ignored in silence: each
+is translated, named as having no effect on the forecast, reported unknown with the nearest known name, or refused.
+Scripts are evaluated (`importers.shell`), never executed.
+
+| files | what they read |
+| --- | --- |
+| detection, relaxed | which format a file has; JSON with comments and trailing commas |
+| ledger | what is said about the input; single values in range |
+| megatron*, arguments, flag* | Megatron's flags: model, layout, batch, training, with DeepSpeed beside it |
+| launch, launch_size, world | the training command of a script, and how many GPUs it runs on |
+| deepspeed*, neox*, torchtitan*, huggingface* | the other formats; `*_keys` are their tables of keys |
+| partitioned | what another framework's ZeRO does otherwise than ours |
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from importers import deepspeed, megatron, neox, torchtitan, torchtitan_script
+from importers.deepspeed_optimizer import Semantics
+from importers.detection import Format, classify, detect
+from importers.megatron import Request
+from importers.shell import Script, read_script
+from importers.world import World, agree, cluster_section
+from plan import huggingface
+from plan.ledger import Ledger
+from program.errors import InputError
+from program.files import text_of
+
+__all__ = ["Format", "ImportResult", "detect", "import_file"]
+
+
+@dataclass(frozen=True, slots=True)
+class ImportResult:
+    """An imported run: `run_dict` has the keys of a run file; `notes` say how it was translated, `warnings` what to
+    look at.
+
+    `problems` is empty unless the import was asked not to refuse (`refuse=False`).
+    """
+
+    run_dict: dict[str, Any]
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    format: Format = "run"
+    problems: tuple[str, ...] = ()
+
+
+def import_file(
+    path: str | Path,
+    *,
+    cluster: str | Mapping[str, Any] | None = None,
+    nodes: int | None = None,
+    model: str | Mapping[str, Any] | None = None,
+    variables: Mapping[str, str] | None = None,
+    allow_read: Sequence[str | Path] = (),
+    strict: bool = False,
+    deepspeed_semantics: Semantics = "current",
+    refuse: bool = True,
+) -> ImportResult:
+    """Read a file of any accepted format into a run dict.
+
+    `cluster` (a preset name or cluster keys), `nodes` and `model` (a preset name, a config.json path or model keys) add
+    or override what the file says; `variables` define shell variables of a script; what a script names is read below
+    its own folder and those of `allow_read` only; `strict` makes unknown names errors.
+    Raises `InputError` with every problem found, or `NotYetForecast` when the file is right but asks for what is not
+    forecast yet; `refuse=False` returns them instead.
+    """
+    where = Path(path)
+    text = text_of(where)
+    kind, content = classify(text, where)
+    ledger = Ledger(strict=strict)
+    request = Request(cluster, nodes, model, deepspeed_semantics)
+    if kind == "megatron":
+        script = read_script(text, variables, where, [Path(folder) for folder in allow_read])
+        try:
+            kind, run = _script(script, request, ledger)
+        except InputError as error:
+            raise type(error)(map(script.expander.show, error.problems)) from None
+        ledger.reword(script.expander.show)
+    else:
+        run = _TRANSLATORS[kind](content, request, ledger)
+    model_keys = run.get("model")
+    if kind in ("megatron", "neox") and isinstance(model_keys, dict) and "preset" not in model_keys:
+        run["model"] = {"name": where.stem, **model_keys}
+    if refuse:
+        ledger.refuse()
+    first = {section: run[section] for section in _ORDER if section in run}
+    problems = (*ledger.problems, *ledger.not_forecast)
+    return ImportResult(first | run, tuple(ledger.notes), tuple(ledger.warnings), kind, problems)
+
+
+_ORDER = ("model", "cluster", "plan", "optimizer", "train", "data", "checkpoint", "budget")
+
+
+def _script(script: Script, request: Request, ledger: Ledger) -> tuple[Format, dict[str, Any]]:
+    """A launch script: Megatron's, or one that starts torchtitan with a configuration of its own."""
+    launch = torchtitan_script.find(script)
+    if launch is None:
+        return "megatron", megatron.translate(script, request, ledger)
+    content, world = torchtitan_script.tables(script, launch, request.sized, ledger)
+    return "torchtitan", _torchtitan(content, request, ledger, world)
+
+
+def _sized(request: Request, ledger: Ledger) -> tuple[dict[str, Any], World]:
+    """The cluster section and world of a file that says nothing about machines."""
+    return cluster_section(agree([], ledger), request.cluster, request.nodes, {}, ledger)
+
+
+def _run(content: Mapping[str, Any], request: Request, ledger: Ledger) -> dict[str, Any]:
+    """A run file, with the command line's model and cluster laid over it."""
+    run = dict(content)
+    if request.model is not None:
+        run["model"] = megatron.model_of(request.model, ledger)
+    if request.cluster is not None:
+        run["cluster"] = {"preset": request.cluster} if isinstance(request.cluster, str) else dict(request.cluster)
+    if request.nodes is not None:
+        cluster = run.get("cluster", {})
+        run["cluster"] = {**({"preset": cluster} if isinstance(cluster, str) else cluster), "nodes": request.nodes}
+        run["cluster"].pop("gpus", None)
+    return run
+
+
+def _deepspeed(content: Mapping[str, Any], request: Request, ledger: Ledger) -> dict[str, Any]:
+    cluster, world = _sized(request, ledger)
+    setting = deepspeed.Setting(ranks=world.size, where=_where(request, world), semantics=request.semantics)
+    run = deepspeed.translate(content, setting, ledger)
+    if run["plan"]["zero_stage"] <= 1:
+        run["plan"]["attention"] = "flash"
+        ledger.warn(
+            "a DeepSpeed JSON does not say what the model's layers launch: Megatron's kernels are forecast, with flash"
+            " attention (--set plan.attention=unfused for scores in memory)"
+        )
+    if request.model is None:
+        ledger.problem("a DeepSpeed JSON does not describe a model: add --model PRESET (or the path of a config.json)")
+    else:
+        run["model"] = megatron.model_of(request.model, ledger)
+    return run | ({"cluster": cluster} if cluster else {})
+
+
+def _torchtitan(
+    content: Mapping[str, Any], request: Request, ledger: Ledger, stated: World | None = None
+) -> dict[str, Any]:
+    cluster, world = cluster_section(stated or World(), request.cluster, request.nodes, {}, ledger)
+    run = torchtitan.translate(content, ledger, world.size)
+    if request.model is not None:
+        length = run["model"].get("seq_length")
+        run["model"] = megatron.model_of(request.model, ledger) | ({"seq_length": length} if length else {})
+    elif not run["model"]:
+        ledger.problem(torchtitan.unknown_model(torchtitan.flatten(content)))
+    return run | ({"cluster": cluster} if cluster else {})
+
+
+def _huggingface(content: Mapping[str, Any], request: Request, ledger: Ledger) -> dict[str, Any]:
+    cluster, _ = _sized(request, ledger)
+    if request.model is not None:
+        ledger.warn("--model is not used: the config.json is the model")
+    run: dict[str, Any] = {"model": huggingface.model_section(content, ledger), "plan": {}}
+    ledger.warn("a config.json has no plan: data parallelism only, micro batch 1; give one with --set plan.…")
+    return run | ({"cluster": cluster} if cluster else {})
+
+
+def _neox(content: Mapping[str, Any], request: Request, ledger: Ledger) -> dict[str, Any]:
+    cluster, world = _sized(request, ledger)
+    setting = deepspeed.Setting(where=_where(request, world), semantics=request.semantics)
+    run = neox.translate(content, setting, world.size, ledger)
+    if request.model is not None:
+        run["model"] = megatron.model_of(request.model, ledger)
+    return run | ({"cluster": cluster} if cluster else {})
+
+
+def _where(request: Request, world: World) -> str:
+    nodes = (
+        f"{world.nodes} nodes × {world.gpus_per_node} GPUs"
+        if world.nodes and world.gpus_per_node
+        else f"{world.size} GPUs"
+    )
+    return f"{nodes} of --cluster" if request.cluster is not None else nodes
+
+
+_TRANSLATORS = {
+    "run": _run,
+    "deepspeed": _deepspeed,
+    "torchtitan": _torchtitan,
+    "huggingface": _huggingface,
+    "neox": _neox,
+}

@@ -1,0 +1,145 @@
+"""Truth of the conditions in a launch script: `[ ]`, `test`, `[[ ]]`. Three-valued: None when it depends on what is not
+known.
+
+Asking whether an undefined variable is empty has an answer: `if [ -z "$NNODES" ]; then NNODES=1; fi` means what it
+says, and so do `[ "$X" ]`, `[ "$X" = "" ]` and `[ x$X = x ]`. Comparing it with anything else has none, because its
+value was to come from outside; the variable is remembered in `Expander.tested`. Under `set -u` an undefined variable
+stops the script, so it must come from outside, and even its emptiness is unknown; so it is after a sourced file that
+nobody could read. Tests of files and of command output are unknown.
+"""
+
+from importers.shell.arithmetic import whole
+from importers.shell.expand import Expander
+from importers.shell.glob import matches
+from importers.shell.opaque import OPAQUE
+
+FILE_TESTS = frozenset("-f -d -e -s -r -w -x -L -h -p -S -nt -ot -t -v -o".split())
+INTEGER_TESTS = {
+    "-eq": lambda a, b: a == b,
+    "-ne": lambda a, b: a != b,
+    "-lt": lambda a, b: a < b,
+    "-le": lambda a, b: a <= b,
+    "-gt": lambda a, b: a > b,
+    "-ge": lambda a, b: a >= b,
+}
+
+
+def truth(words: list[str], expander: Expander, double: bool) -> bool | None:
+    """Truth of the raw words of one test, brackets included; `double` for `[[ ]]`, where words are not split and `==`
+    is a glob.
+    """
+    inner = words[1:-1] if words and words[-1] in ("]", "]]") else words[1:]
+    tokens: list[str] = []
+    for raw in inner:
+        tokens += (
+            [expander.text(raw)]
+            if double or raw.startswith('"')
+            else (expander.fields(raw) or [""] * ("$" in raw and '"' in raw))
+        )
+    return _Or(tokens, expander, double).parse()
+
+
+class _Or:
+    """Precedence: || (or -o) < && (or -a) < ! < primary."""
+
+    def __init__(self, tokens: list[str], expander: Expander, double: bool) -> None:
+        self.tokens, self.expander, self.double = tokens, expander, double
+        self.at = 0
+
+    def _follows(self, *tokens: str) -> bool:
+        """Whether one of the tokens comes next; it is passed over then."""
+        found = self.tokens[self.at : self.at + 1]
+        if not found or found[0] not in tokens:
+            return False
+        self.expander.budget.step()
+        self.at += 1
+        return True
+
+    def parse(self) -> bool | None:
+        result = self._and()
+        while self._follows("||", "-o"):
+            result = either(result, self._and())
+        return result
+
+    def _and(self) -> bool | None:
+        result = self._not()
+        while self._follows("&&", "-a"):
+            result = both(result, self._not())
+        return result
+
+    def _not(self) -> bool | None:
+        if self._follows("!"):
+            return negate(self._not())
+        if self.double and self._follows("("):
+            result = self.parse()
+            self._follows(")")
+            return result
+        return self._primary()
+
+    def _primary(self) -> bool | None:
+        tokens = self.tokens[self.at : self.at + 3]
+        if not tokens:
+            return False
+        if len(tokens) == 3 and (tokens[1] in ("=", "==", "!=", "=~", "<", ">") or tokens[1] in INTEGER_TESTS):
+            self.at += 3
+            return self._compare(*tokens)
+        if tokens[0] in ("-z", "-n"):
+            given = len(tokens) > 1 and tokens[1] not in ("&&", "||")
+            self.at += 1 + given
+            value = self._known(tokens[1]) if given else ""
+            return None if value is None else (value == "") == (tokens[0] == "-z")
+        if tokens[0] in FILE_TESTS and len(tokens) >= 2:
+            self.at += 2
+            return None
+        self.at += 1
+        value = self._known(tokens[0])
+        return None if value is None else value != ""
+
+    def _known(self, text: str) -> str | None:
+        """The text with undefined variables as empty; None when anything else in it is unknown."""
+        reasons = self.expander.why(text)
+        if self.expander.nounset or self.expander.unread or any(entry.kind != "undefined" for entry in reasons):
+            self.expander.tested += reasons
+            return None if reasons else text
+        return OPAQUE.sub("", text)
+
+    def _compare(self, left: str, operator: str, right: str) -> bool | None:
+        known_left, known_right = self._known(left), self._known(right)
+        if known_left is None or known_right is None or operator in ("=~", "<", ">"):
+            return None
+        reasons = self.expander.why(left + right)
+        if reasons and (operator in INTEGER_TESTS or known_left != known_right):  # not the question whether it is empty
+            self.expander.tested += reasons
+            return None
+        if operator in INTEGER_TESTS:
+            numbers = [_integer(known_left), _integer(known_right)]
+            return None if None in numbers else bool(INTEGER_TESTS[operator](*numbers))
+        if self.double:
+            same = matches(known_left, known_right, self.expander.budget)
+        else:
+            same = known_left == known_right
+        return same == (operator != "!=")
+
+
+def _integer(text: str) -> int | None:
+    """A whole number of at most 18 digits, with a sign and blanks around it; an empty text is 0."""
+    sign, digits = (text.strip()[:1], text.strip()[1:]) if text.strip()[:1] in ("-", "+") else ("", text.strip())
+    number = 0 if not text else whole(digits)
+    return -number if number is not None and sign == "-" else number
+
+
+def negate(value: bool | None) -> bool | None:
+    """Three-valued not."""
+    return None if value is None else not value
+
+
+def both(left: bool | None, right: bool | None) -> bool | None:
+    """Three-valued and."""
+    if left is False or right is False:
+        return False
+    return None if left is None or right is None else True
+
+
+def either(left: bool | None, right: bool | None) -> bool | None:
+    """Three-valued or."""
+    return negate(both(negate(left), negate(right)))

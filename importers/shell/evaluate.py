@@ -1,0 +1,233 @@
+"""Walks a script command by command, nested scripts and sourced files too."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from importers.shell import tree
+from importers.shell.arithmetic import whole
+from importers.shell.assign import ITEM_BYTES, assigned
+from importers.shell.budget import pieces
+from importers.shell.builtins import exported, give, options, shift, unread
+from importers.shell.conditions import truth
+from importers.shell.files import found, heredoc, written
+from importers.shell.flow import VARIABLE_BYTES, Flow
+from importers.shell.opaque import plain
+from importers.shell.parse import DECLARATIONS, parse
+from importers.shell.script import Command, Script
+from importers.shell.slurm import slurm_variables
+from importers.shell.substitute import CHARACTERS_A_STEP
+from importers.shell.tree import Simple
+from importers.shell.values import Value
+from program.confined import Confined
+from program.errors import InputError
+
+SHELLS = frozenset({"bash", "sh", "/bin/bash", "/bin/sh"})
+ENVIRONMENT_FILES = re.compile(r"(\bactivate$|bashrc$|bash_profile$|\.profile$|/etc/profile|conda\.sh$|/etc/bashrc)")
+PRINTERS = frozenset({"echo", "printf", "cat", "tee", "sed"})
+WITHOUT_EFFECT = frozenset({"cd", "exit", "return", "wait", "trap", "shopt", "ulimit", "umask"})
+LOOKING = frozenset({"command", "which", "type", "grep", "hash", "nvidia-smi"})
+"""Commands whose status nobody knows without the machine."""
+COMMAND_BYTES = 300
+"""The record of one command."""
+
+
+def read_script(
+    text: str, variables: Mapping[str, str] | None = None, path: Path | None = None, allowed: Sequence[Path] = ()
+) -> Script:
+    """Evaluate a script. `variables` are set beforehand, as if exported; the names 1, 2, … are the script's arguments.
+    `path` is where it stands, for the files beside it; it may read those below the folders `allowed` too. Raises
+    `InputError` when the text is not a script, or asks for more than its `Budget`.
+    """
+    text = plain(text.removeprefix("\ufeff").replace("\r\n", "\n"))
+    given = {name: plain(value) for name, value in (variables or {}).items()}
+    script = Script(text, Confined(path.parent if path else None, tuple(allowed)))
+    script.expander.file = lambda name: found(script, name)
+    script.expander.name = f"./{path.name if path else 'script.sh'}"
+    script.expander.variables |= slurm_variables(text)
+    script.expander.variables |= given
+    arguments = sorted((number, value) for name, value in given.items() if (number := whole(name)) is not None)
+    if arguments:
+        script.expander.variables["@"] = [value for _, value in arguments]
+    try:
+        script.expander.budget.step(pieces(len(text), CHARACTERS_A_STEP))
+        _Walk(script).run(parse(text))
+    except RecursionError:
+        raise InputError(
+            f"line {script.expander.budget.line}: the script nests brackets or commands too deeply to be read"
+        ) from None
+    except InputError as error:  # nobody can read a marker
+        raise InputError(map(script.expander.show, error.problems)) from None
+    finally:
+        script.expander.budget.stop_clock()
+    script.warnings += script.expander.notes
+    return script
+
+
+class _Walk(Flow):
+    """Carries out simple commands; what a command would do outside the script is recorded."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__(script)
+        self.own: dict[str, Callable[[list[str], Simple], None]] = {
+            "source": self._source,
+            ".": self._source,
+            "unset": self._unset,
+            "set": lambda words, node: options(script, words[1:]),
+            "let": self._let,
+            "shift": self._shift,
+            "read": self._read,
+            "readarray": self._read_lines,
+            "mapfile": self._read_lines,
+        }
+
+    def simple(self, node: Simple) -> bool | None:
+        words = [field for raw in node.words for field in self.expander.fields(raw)] if not self._is_test(node) else []
+        if words[:1] in (["declare"], ["local"], ["typeset"]) and "-A" in words:
+            self.expander.maps |= {*words[words.index("-A") + 1 :], *(assign.name for assign in node.assigns)}
+        if not node.words or (words and words[0] in DECLARATIONS):
+            for assign in node.assigns:
+                assigned(self.script, assign)
+            exported(self.script, words[1:], node.line)
+        written(self.script, node, words)
+        if self._is_test(node):
+            return truth(node.words, self.expander, double=node.words[0] == "[[")
+        return self.command(words, node) if words else True
+
+    @staticmethod
+    def _is_test(node: Simple) -> bool:
+        return bool(node.words) and node.words[0] in ("[", "[[", "test")
+
+    def command(self, words: list[str], node: Simple) -> bool | None:
+        """Carry out a command; its status where it is known."""
+        name, line = words[0], node.line
+        if name in (":", "true", "false"):
+            return name != "false"
+        if name == "eval":
+            return self.nested(" ".join(words[1:]), line)
+        if name in self.functions:
+            return self.call(name, words[1:], line)
+        if (text := self._shell_text(words, node)) is not None:
+            return self.nested(text, line)
+        if name in self.own:
+            self.own[name](words, node)
+            return True
+        if name in DECLARATIONS or name in WITHOUT_EFFECT:
+            return True
+        if node.heredocs and words[-1] in SHELLS:  # srun bash <<EOF
+            self.record([*words, "-c", heredoc(self.script, node.heredocs[0])], line)
+            return True
+        self.record(words, line)
+        return None if name in LOOKING else True
+
+    def _shell_text(self, words: list[str], node: Simple) -> str | None:
+        """The script that a shell is given: a heredoc, or a file that the script wrote."""
+        if words[0] not in SHELLS | {"sbatch"}:
+            return None
+        return heredoc(self.script, node.heredocs[0]) if node.heredocs else self.script.files.get(words[-1])
+
+    def _unset(self, words: list[str], node: Simple) -> None:
+        for word in words[1:]:
+            self.expander.variables.pop(word, None)
+
+    def _let(self, words: list[str], node: Simple) -> None:
+        for word in words[1:]:
+            self.arithmetic(tree.Arithmetic(node.line, word))
+
+    def _shift(self, words: list[str], node: Simple) -> None:
+        shift(self.script, next((n for n in map(whole, words[1:2]) if n is not None), 1))
+
+    def _read(self, words: list[str], node: Simple) -> None:
+        """`read` of a heredoc (`read -r -d '' ARGUMENTS <<EOF`) is its text; of anything else, unknown."""
+        if node.heredocs:
+            self.expander.variables[words[-1]] = heredoc(self.script, node.heredocs[0]).strip()
+            return
+        for word in words[1:]:
+            if word.isidentifier():
+                self.expander.variables[word] = self.expander.opaque("command", "read")
+
+    def _read_lines(self, words: list[str], node: Simple) -> None:
+        """`mapfile NAME < FILE`: the lines of a file that is known."""
+        if len(words) < 2:
+            self.record(words, node.line)
+            return
+        source = next((self.expander.text(target) for operator, target in node.redirects if operator == "<"), "")
+        text = found(self.script, source)
+        unknown = self.expander.opaque("command", f"{words[0]} < {self.expander.show(source)}")
+        lines = (text or "").splitlines()
+        self.budget.take(ITEM_BYTES * len(lines))
+        self.budget.step(pieces(len(lines), 8))
+        self.expander.variables[words[-1]] = unknown if text is None else lines
+
+    def _source(self, words: list[str], node: Simple) -> None:
+        """A file beside the script is read; of another, only what it is used for can be said."""
+        line = node.line
+        name = words[1] if len(words) > 1 else "nothing"
+        shown = self.expander.show(name)
+        if ENVIRONMENT_FILES.search(shown):
+            self.script.warn(f"line {line}: {shown} is not read; it is taken to set up an environment only")
+        elif (text := found(self.script, name)) is not None:
+            self.script.warn(f"line {line}: {shown} is read beside the script")
+            self.nested(text, line, shown)
+        else:
+            unread(self.script, line, f"sources {shown}")
+
+    def record(self, words: list[str], line: int) -> None:
+        """Record a command; a nested `bash -c "…"` or `ssh host "…"` is evaluated, its prefix kept as the launcher."""
+        if words[0] in ("ssh", "pdsh", "clush") and len(words) > 2 and " " in words[-1]:
+            words = [*words[:-1], "bash", "-c", words[-1]]
+        place = next(
+            (i for i, word in enumerate(words[:-1]) if word in SHELLS and words[i + 1] in ("-c", "-lc", "-ec", "-xc")),
+            None,
+        )
+        if place is not None and place + 2 < len(words):
+            before = len(self.script.commands)
+            self.nested(words[place + 2], line)
+            nested = self.script.commands[before:]
+            self.script.commands[before:] = [
+                Command((*words[:place], *inner.words), line, inner.condition)
+                for inner in nested
+                if inner.words[0] not in PRINTERS
+            ]
+            return
+        self.budget.take(COMMAND_BYTES + ITEM_BYTES * len(words))
+        self.script.commands.append(Command(tuple(words), line, self.conditions[-1] if self.conditions else ""))
+
+    def nested(self, text: str, line: int, file: str = "") -> bool | None:
+        """Walk a script inside this one. What a `file` that is no script holds is nobody's business."""
+        self.budget.deeper("scripts inside scripts")
+        self.budget.step(pieces(len(text), CHARACTERS_A_STEP))
+        self.depth += 1
+        before = len(self.script.commands)
+        try:
+            nodes = parse(text)
+        except InputError:
+            if file:
+                raise InputError(f"line {line}: {file} cannot be read as a script") from None
+            raise
+        status = self.run(nodes)
+        self.script.commands[before:] = [
+            Command(inner.words, line, inner.condition) for inner in self.script.commands[before:]
+        ]
+        self.budget.step(len(self.script.commands) - before)
+        self.depth -= 1
+        self.budget.depth -= 1
+        return status
+
+    def call(self, name: str, arguments: list[str], line: int) -> bool | None:
+        self.budget.deeper(f"the function {name} calls itself")
+        self.depth += 1
+        kept = self._positional(True)
+        self.expander.variables = self._positional(False)
+        give(self.script, arguments)
+        status = self.run(self.functions[name])
+        self.expander.variables = self._positional(False) | kept
+        self.depth -= 1
+        self.budget.depth -= 1
+        return status
+
+    def _positional(self, wanted: bool) -> dict[str, Value]:
+        """The variables that are arguments, or those that are not."""
+        self.budget.step(1 + pieces(len(self.expander.variables), 8))
+        self.budget.take(VARIABLE_BYTES * len(self.expander.variables))
+        return {key: value for key, value in self.expander.variables.items() if (key == "@" or key.isdigit()) == wanted}

@@ -1,0 +1,266 @@
+"""Words of a script expanded: variables, defaults, arrays, arithmetic, quoting and word splitting. Nothing is ever
+executed; what cannot be known becomes opaque (`importers.shell.values`).
+"""
+
+import re
+
+from importers.shell.arithmetic import evaluate
+from importers.shell.budget import Budget, pieces
+from importers.shell.opaque import OPAQUE, cut
+from importers.shell.operate import operate
+from importers.shell.substitute import substitute
+from importers.shell.syntax import bracketed
+from importers.shell.values import Value, Words
+from program.errors import InputError
+
+ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
+PLAIN = re.compile(r"""[^\\'"$`]+""")
+PLAIN_QUOTED = re.compile(r"""[^\\"$`]+""")
+PLAIN_HERE = re.compile(r"""[^\\$`]+""")
+FIELD_BYTES = 64
+"""What a word takes besides its characters."""
+NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
+
+
+class Expander(Words):
+    """Expands raw words over the variables of a script."""
+
+    __slots__ = ()
+
+    def text(self, raw: str) -> str:
+        """Expand to one string, without word splitting (assignments, heredocs, case words)."""
+        return " ".join(_Walk(self, raw, split=False).fields())
+
+    def fields(self, raw: str) -> list[str]:
+        """Expand to the fields a command receives, with word splitting of what is unquoted."""
+        return _Walk(self, raw, split=True).fields()
+
+    def heredoc(self, body: str) -> str:
+        """Expand variables in a heredoc body; quotes are plain characters there."""
+        return _Walk(self, body, split=False, here=True).joined()
+
+    def arithmetic(self, expression: str) -> str:
+        """Value of `$(( expression ))`; unknown operands make it opaque, with their reason."""
+        text = (
+            self.text('"' + expression.replace('"', "") + '"') if "$" in expression or "`" in expression else expression
+        )
+        names: list[str] = []
+        pending: list[str] = []
+
+        def lookup(name: str) -> int:
+            value = self.read(name)
+            value = value[0] if isinstance(value, list) and value else value
+            if not isinstance(value, str) or self.why(value):
+                names.append(value if isinstance(value, str) else "")
+                return 1
+            if name in pending:
+                raise InputError(f"$(({cut(expression.strip(), 60)})): the variable {name} refers to itself")
+            pending.append(name)
+            number = evaluate(value, lookup, self.budget) if value.strip() else 0
+            pending.pop()
+            return number
+
+        if self.why(text):
+            return next(iter(OPAQUE.finditer(text))).group(0)
+        result = evaluate(text, lookup, self.budget)
+        return names[0] if names else str(result)
+
+
+class _Walk:
+    """One pass over one raw word."""
+
+    def __init__(self, owner: Expander, raw: str, split: bool, here: bool = False) -> None:
+        self.owner, self.raw, self.split, self.here = owner, raw, split, here
+        self.at = 0
+        self.done: list[str] = []
+        self.current: list[str] = []
+        self.started = False
+        self.length = 0
+        self.budget: Budget = owner.budget
+        self.budget.step()
+
+    def joined(self) -> str:
+        self.fields()
+        return "".join(self.done)
+
+    def fields(self) -> list[str]:
+        plain = PLAIN_HERE if self.here else PLAIN
+        while self.at < len(self.raw):
+            char = self.raw[self.at]
+            if match := plain.match(self.raw, self.at):
+                self._literal(match.group())
+                self.at = match.end()
+            elif char == "\\":
+                self._escape(quoted=self.here)
+            elif char == "'":
+                end = self._closing("'", self.at + 1)
+                self._literal(self.raw[self.at + 1 : end])
+                self.at = end + 1
+            elif char == '"':
+                self._double()
+            elif char == "$" and self.raw[self.at + 1 : self.at + 2] in ("'", '"') and not self.here:
+                self._ansi()
+            else:
+                self._spread(self._dollar(), quoted=self.here)
+        self._close()
+        return self.done
+
+    def _closing(self, quote: str, start: int) -> int:
+        """Where a quote ends that began before `start`."""
+        end = self.raw.find(quote, start)
+        if end < 0:
+            raise InputError(f"{cut(self.raw, 60)!r}: the {quote} opened here is never closed")
+        return end
+
+    def _ansi(self) -> None:
+        """`$'a\\tb'` with its escapes; `$"text"` (for translation) is `"text"`."""
+        self.at += 1
+        if self.raw[self.at] == '"':
+            return
+        end = self._closing("'", self.at + 1)
+        self._literal(re.sub(r"\\(.)", lambda m: ESCAPES.get(m[1], m[1]), self.raw[self.at + 1 : end]))
+        self.at = end + 1
+
+    def _literal(self, text: str) -> None:
+        self.length += len(text)
+        self.budget.step()
+        self.budget.characters(self.length)  # A=$A$A, some thirty times
+        self.budget.take(len(text))
+        self.current.append(text)
+        self.started = True
+
+    def _close(self) -> None:
+        if self.started:
+            self.budget.take(FIELD_BYTES)
+            self.done.append(self.budget.text("".join(self.current)))
+        self.current, self.started = [], False
+
+    def _escape(self, quoted: bool) -> None:
+        following = self.raw[self.at + 1 : self.at + 2]
+        if following == "\n":
+            pass
+        elif quoted and following not in '$`"\\':
+            self._literal("\\" + following)
+        else:
+            self._literal(following)
+        self.at += 2
+
+    def _double(self) -> None:
+        self.at += 1
+        self.started = True
+        while self.raw[self.at : self.at + 1] != '"':
+            if match := PLAIN_QUOTED.match(self.raw, self.at):
+                self._literal(match.group())
+                self.at = match.end()
+            elif self.raw[self.at : self.at + 1] == "\\":
+                self._escape(quoted=True)
+            elif self.at >= len(self.raw):
+                raise InputError(f'{cut(self.raw, 60)!r}: a " opened here is never closed')
+            else:
+                self._spread(self._dollar(), quoted=True)
+        self.at += 1
+
+    def _spread(self, value: Value, quoted: bool) -> None:
+        """Put an expanded value into the fields: arrays as several, unquoted strings split at blanks."""
+        if isinstance(value, str):
+            parts = [value] if quoted or not self.split else self._words(value)
+        elif not self.split or self.here:
+            parts = [" ".join(value)]
+        else:
+            parts = value if quoted else [part for item in value for part in self._words(item)]
+        if isinstance(value, str) and not quoted and self.split:
+            if value[:1].isspace():
+                self._close()
+            self._parts(parts)
+            if value[-1:].isspace():
+                self._close()
+            return
+        self._parts(parts)
+
+    def _parts(self, parts: list[str]) -> None:
+        for number, part in enumerate(parts):
+            if number:
+                self._close()
+            self._literal(part)
+
+    def _words(self, value: str) -> list[str]:
+        """The words of an unquoted value."""
+        self.budget.take(len(value))
+        return value.split()
+
+    def _dollar(self) -> Value:
+        raw, start = self.raw, self.at
+        if raw[start] == "`":
+            end = self._closing("`", start + 1)
+            self.at = end + 1
+            return substitute(self.owner, raw[start + 1 : end])
+        if raw.startswith("$[", start):
+            return self.owner.arithmetic(self._bracketed(start + 1, "[", "]"))
+        if raw.startswith("$((", start):
+            body = self._bracketed(start + 1, "(", ")")
+            if body.startswith("(") and body.endswith(")"):
+                return self.owner.arithmetic(body[1:-1])
+            return substitute(self.owner, body)
+        if raw.startswith("$(", start):
+            return substitute(self.owner, self._bracketed(start + 1, "(", ")"))
+        if raw.startswith("${", start):
+            return self._braced(self._bracketed(start + 1, "{", "}"))
+        match = NAME.match(raw, start + 1)
+        if not match:
+            self.at += 1
+            return "$"
+        self.at = match.end()
+        value = self.owner.read(match.group())
+        return (value[0] if value else "") if isinstance(value, list) and match.group() not in "@*" else value
+
+    def _bracketed(self, start: int, opening: str, closing: str) -> str:
+        """What stands between the bracket at `start` and its partner."""
+        try:
+            end = bracketed(self.raw, start, opening, closing)
+        except InputError:
+            raise InputError(f"{cut(self.raw[start:], 60)!r}: {opening} is never closed") from None
+        self.budget.step(pieces(end - start, 4))
+        self.at = end
+        return self.raw[start + 1 : end - 1]
+
+    def _braced(self, body: str) -> Value:
+        if body.startswith("#") and len(body) > 1:
+            value = self._element(body[1:])
+            return str(len(value)) if not isinstance(value, str) or not self.owner.why(value) else value
+        match = re.match(r"(!?)([A-Za-z_]\w*|[0-9@*]+)(\[[^\]]*\])?(.*)$", body, re.DOTALL)
+        if not match:
+            return self.owner.opaque("unsupported", "${" + body + "}")
+        indirect, name, index, operation = match.groups()
+        if indirect:
+            target = self.owner.read(name)
+            if operation or index or not isinstance(target, str) or self.owner.why(target):
+                return self.owner.opaque("unsupported", "${" + body + "}")
+            return self.owner.read(target)
+        value = self._element(name + (index or ""))
+        return operate(self.owner, name, value, operation) if operation else value
+
+    def _element(self, reference: str) -> Value:
+        name, _, index = reference.partition("[")
+        index = index.rstrip("]")
+        if not index:
+            value = self.owner.read(name)
+            return (value[0] if value else "") if isinstance(value, list) and name not in "@*" else value
+        if name in self.owner.maps:
+            return self._of_map(name, index)
+        value = self.owner.read(name)
+        items = [value] if isinstance(value, str) else value
+        if index in "@*":
+            return items
+        place = self.owner.arithmetic(index)
+        if self.owner.why(place):
+            return place
+        return items[int(place)] if -len(items) <= int(place) < len(items) else ""
+
+    def _of_map(self, name: str, index: str) -> Value:
+        if index in "@*":
+            self.budget.step(pieces(len(self.owner.variables), 16))
+            found = [value for key, value in self.owner.variables.items() if key.startswith(f"{name}[")]
+            return [value for value in found if isinstance(value, str)]
+        key = self.owner.text(index)
+        reasons = self.owner.why(key)
+        return OPAQUE.search(key).group() if reasons else self.owner.read(f"{name}[{key}]")  # type: ignore[union-attr]

@@ -1,0 +1,25 @@
+"""Proves a step program sound before anything flies, on any machine: `prove(program)` returns, or raises ProofError
+naming the instructions.
+
+| proof | property | file |
+| --- | --- | --- |
+| complete | units run forward and backward once a micro-batch; buckets reduced once, and then stepped once | complete |
+| transfers | sends and receives match in bytes, dtype and order | order |
+| collectives | all members of a group join the same collectives in the same order; buffers fit them | order, extents |
+| deadlock | with finite streams and a host that compute may block, something can always proceed | order, deadlock |
+| rendezvous | host order over all communicators is acyclic across ranks, as NCCL asks | order |
+| race | every two conflicting accesses of a storage are ordered by streams and waits | blocks, storage |
+| memory | buffers are freed once, by their stream, after every use; ports agree; slots suffice | ports, storage |
+| close | the step ends after every instruction | storage |
+
+The work is done on blocks and calls: a block is analysed once for all calls and all classes that share its structure,
+and a pipeline's steady state is stepped through once. `program.proofs.expanded` proves the storage rules again on the
+flat instruction list: slow, plain, and the judge of this one in tests.
+"""
+
+from program.proofs.complete import prove_complete
+from program.proofs.error import ProofError
+from program.proofs.order import prove_order
+from program.proofs.prover import prove, prove_storage
+
+__all__ = ["ProofError", "prove", "prove_complete", "prove_order", "prove_storage"]

@@ -1,0 +1,234 @@
+"""The shell evaluator: what a script would run is learnt, nothing is run, and what cannot be known keeps its reason."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from importers.shell import read_script
+from importers.shell.script import Script
+from program.errors import InputError
+
+
+def words(script: Script, number: int = 0) -> list[str]:
+    """The words of one command as a user may read them."""
+    return [script.expander.show(word) for word in script.commands[number].words]
+
+
+def run(text: str) -> list[str]:
+    """The words of the only command of a script."""
+    script = read_script(text)
+    script.commands = [command for command in script.commands if command.words[0] != "cat"]
+    assert len(script.commands) == 1
+    return words(script)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("N=96; go --n $N ${N}", ["go", "--n", "96", "96"]),
+        ("go ${N:-8} ${M:=4} $M ${N:+x}", ["go", "8", "4", "4"]),
+        ("G=8; B=4; go $(( ${G} * B + 2 ** 3 ))", ["go", "40"]),
+        ("go $((7 / 2)) $((-7 / 2)) $((7 % 3)) $((1 < 2 ? 5 : 6))", ["go", "3", "-3", "1", "5"]),
+        ("go a \\\n  b \\\n  c", ["go", "a", "b", "c"]),
+        ("A=\" --x 1 \\\n --y 'p|q' \"; go $A", ["go", "--x", "1", "--y", "'p|q'"]),
+        ("A='one two'; go \"$A\" $A 'x $A'", ["go", "one two", "one", "two", "x $A"]),
+        ('A=" "; A=" --d ${A}"; A=" --n ${A}"; go $A', ["go", "--n", "--d"]),
+        ('A=(--s "p q" 3); go "${A[@]}" ${#A[@]} ${A[1]}', ["go", "--s", "p q", "3", "3", "p", "q"]),
+        ("A=(1); A+=(2 3); go ${A[*]}", ["go", "1", "2", "3"]),
+        ("A=x; A+=y; go $A", ["go", "xy"]),
+        ("P=a/b/c.sh; go ${P##*/} ${P%/*} ${P/b/z} ${P:0:3}", ["go", "c.sh", "a/b", "a/z/c.sh", "a/b"]),
+        ("go `pwd`/x.py $(pwd)", ["go", "./x.py", "."]),
+        ("go $(echo 3) $(expr 2 \\* 5)", ["go", "3", "10"]),
+        ("N=2; M=N; go ${!M}", ["go", "2"]),
+        ("export A=5 B=6; declare C=7; go $A $B $C", ["go", "5", "6", "7"]),
+        ("go a # b\n", ["go", "a"]),
+        ("go a#b", ["go", "a#b"]),
+        ("go x > log 2>&1", ["go", "x"]),
+        ('bash -c "go $((1+1)) x"', ["go", "2", "x"]),
+        ("C='go --n 1'; eval $C", ["go", "--n", "1"]),
+        ("f() { go $1 $2; }\nf a b", ["go", "a", "b"]),
+        ("for i in 1; do go $i; done", ["go", "1"]),
+        ("case b in a) go 1;; b|c) go 2;; esac", ["go", "2"]),
+        ("((N = 3)); ((N++)); go $N", ["go", "4"]),
+        ("A=1; A=$((A+1)); go $A", ["go", "2"]),
+        ("cat > r.sh <<E\ngo 7\nE\nbash r.sh", ["go", "7"]),
+        ("N=3; read -r -d '' C <<E\n--n $N\n--m 4\nE\ngo $C", ["go", "--n", "3", "--m", "4"]),
+        ("N=3; A=$(cat <<E\n--n $N \\\n  --m 4\nE\n)\ngo $A", ["go", "--n", "3", "--m", "4"]),
+        ("N=3; A=\"$(cat <<-'E'\n\t--n $N\n\tE\n)\"\ngo $A x", ["go", "--n", "$N", "x"]),
+        ("go $(cat <<E\nE\n) x", ["go", "x"]),
+        ("\ufeffgo x\r\n", ["go", "x"]),
+        ("X=1 env Y=2 go a", ["env", "Y=2", "go", "a"]),
+        ("go {a,b} *.py ~/x", ["go", "{a,b}", "*.py", "~/x"]),
+        ("[ -d x ] || exit 1\ngo 1", ["go", "1"]),
+        ("cd x && go 1 || go 2", ["go", "1"]),
+        ('declare -A L=([7b]=32 ["13b"]=40)\nM=13b\ngo ${L[$M]} ${L[7b]}', ["go", "40", "32"]),
+        ("declare -A L\nL[a]=1\nL[b]=2\ngo ${L[@]}", ["go", "1", "2"]),
+        ('A=(1 2 3)\nA[1]=x\nA[3]=y\ngo "${A[@]}"', ["go", "1", "x", "3", "y"]),
+        ("go $'a\\tb' $\"c d\" $[2*3]", ["go", "a\tb", "c d", "6"]),
+        ('let "N=4*2"\ngo $N', ["go", "8"]),
+        ('set -- a b\ngo $2 $# "$@"', ["go", "b", "2", "a", "b"]),
+        ("A=1; while [[ $# -gt 0 ]]; do A=$1; shift; done\ngo $A", ["go", "1"]),
+        ("A=1; until true; do A=2; done\ngo $A", ["go", "1"]),
+        ("for i in {1..3}; do A+=$i; done\ngo $A", ["go", "123"]),
+    ],
+)
+def test_words_a_command_receives(text: str, expected: list[str]) -> None:
+    """Expansion, quoting and splitting as bash does them."""
+    assert run(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("condition", "taken"),
+    [
+        ('[ -z "$N" ]', True),
+        ('[ -n "$N" ]', False),
+        ('[ "$N" ]', False),
+        ('[ "x$N" = x ]', True),
+        ('[[ $N != "" ]]', False),
+        ('set -eo pipefail; [ -z "$N" ]', True),
+        ('set -u; set +u; [ -z "$N" ]', True),
+        ("[ 4 -gt 3 ]", True),
+        ("[ a = b ]", False),
+        ("[[ $X == *7b* ]]", True),
+        ("[[ 1 -eq 1 && a != b ]]", True),
+        ("[ ! 1 -eq 1 ]", False),
+        ("(( 3 > 4 ))", False),
+        ("test 1 -le 1", True),
+    ],
+)
+def test_conditions(condition: str, taken: bool) -> None:
+    """Known conditions choose a branch; whether an undefined variable is empty is known."""
+    assert run(f"X=llama-7b-hf\nif {condition}; then V=yes; else V=no; fi\ngo $V") == ["go", "yes" if taken else "no"]
+
+
+def test_an_unknown_condition_makes_what_it_changes_unknown() -> None:
+    """Both branches are followed; what they leave equal stays known."""
+    script = read_script("if [ -f x ]; then A=1; B=2; else A=1; B=3; fi\ngo $A $B")
+    assert script.commands[0].words[1] == "1"
+    (reason,) = script.expander.why(script.commands[0].words[2])
+    assert "the condition in line 1" in reason.sentence()
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        '[ "$N" = 1 ]',
+        "[ $N -gt 1 ]",
+        "[[ $N == 1 ]]",
+        '[[ "$N" != debug && 1 = 1 ]]',
+        "(( N > 1 ))",
+        'set -u; [ -z "$N" ]',
+        'set -euo pipefail; [ -z "$N" ]',
+        'set -o nounset; [ "$N" ]',
+        "test $N = 1",
+    ],
+)
+def test_what_an_undefined_variable_decides_is_unknown(condition: str) -> None:
+    """Its value was to come from outside; whoever needs the result is told the variable's name."""
+    script = read_script(f"if {condition}; then V=yes; else V=no; fi\ngo $V")
+    (reason,) = script.expander.why(script.commands[-1].words[1])
+    assert "the condition in line 1, where the variable $N is not defined in the script" in reason.sentence()
+
+
+def test_arguments_of_the_script_may_be_given() -> None:
+    """As variables of the names 1, 2, …; what asks for one says so."""
+    text = 'if [ "$1" = big ]; then V=8; else V=1; fi\ngo $V $# "$@"'
+    given = read_script(text, {"1": "big", "2": "x"})
+    assert given.commands[0].words == ("go", "8", "2", "big", "x")
+    without = read_script(text)
+    (reason,) = without.expander.why(without.commands[0].words[1])
+    assert "the condition in line 1, which asks for the script's argument $1" in reason.sentence()
+
+
+def test_a_default_makes_a_test_of_an_undefined_variable_known() -> None:
+    """`${N:-0}` says what is meant."""
+    assert run('if [ "${N:-0}" = 1 ]; then V=yes; else V=no; fi\ngo $V') == ["go", "no"]
+    assert run('set -u\n[ "${N:-0}" = 0 ] && V=yes\ngo $V') == ["go", "yes"]
+
+
+def test_a_chain_and_a_case_name_the_variable_they_ask() -> None:
+    """`[ … ] && …` and `case $X in` as `if`."""
+    script = read_script('A=1\n[ "$N" = 1 ] && A=2\ncase $M in x) B=1;; *) B=2;; esac\ngo $A $B')
+    reasons = [script.expander.why(word)[0].sentence() for word in script.commands[0].words[1:]]
+    assert "the test before &&, where the variable $N is not defined" in reasons[0]
+    assert "the case in line 3, where the variable $M is not defined" in reasons[1]
+
+
+def test_comments_inside_an_array_and_stray_backslashes() -> None:
+    """A commented flag with a trailing backslash does not swallow the next line of an array."""
+    text = "A=(\n  #  --log 1 \\\n    --eval 10 \\\n    #--save $P \\\n    --no-load\n)\ngo ${A[@]}"
+    assert run(text) == ["go", "--eval", "10", "--no-load"]
+
+
+def test_a_commented_flag_ends_a_continued_command() -> None:
+    """Outside an array bash stops at the comment: the flags after it belong to no command."""
+    script = read_script("go --a 1 \\\n # --b 2 \\\n --c 3\n")
+    assert [list(command.words) for command in script.commands] == [["go", "--a", "1"], ["--c", "3"]]
+
+
+def test_heredoc_becomes_a_file_with_variables_filled_in() -> None:
+    """`cat <<EOT > name` writes a file; a quoted delimiter keeps variables as they are."""
+    script = read_script('B=4\ncat <<EOT > a.json\n{"b": $B, "q": "it\'s"}\nEOT\ncat > b.json <<\'E\'\n$B\nE\n')
+    assert script.files == {"a.json": '{"b": 4, "q": "it\'s"}\n', "b.json": "$B\n"}
+
+
+def test_reasons_of_unknown_values_name_their_cause() -> None:
+    """Undefined variables, arguments and commands each say what they are."""
+    script = read_script("go $NOPE $1 $(nvidia-smi -L) $((NOPE * 2))")
+    reasons = [script.expander.why(word)[0].sentence() for word in script.commands[0].words[1:]]
+    assert "the variable $NOPE is not defined" in reasons[0]
+    assert "argument $1" in reasons[1]
+    assert "nvidia-smi -L" in reasons[2]
+    assert "the variable $NOPE is not defined" in reasons[3]
+
+
+def test_slurm_header_sets_slurm_variables() -> None:
+    """`#SBATCH --nodes=24` is what $SLURM_NNODES will be."""
+    assert run("#SBATCH --nodes=24\n#SBATCH --gres=gpu:8\ngo $SLURM_NNODES $SLURM_GPUS_ON_NODE") == ["go", "24", "8"]
+
+
+def test_nothing_is_executed(tmp_path: Path) -> None:
+    """Commands, substitutions and redirections leave the machine alone."""
+    target = tmp_path / "made"
+    read_script(f"touch {target}\necho $(touch {target}) > {target}\n`touch {target}`\neval touch {target}\n")
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("go 'open", "line 1: the ' opened here is never closed"),
+        ('x\ngo "open', 'line 2: the " opened here'),
+        ("A=(1 2", "the array opened here has no closing )"),
+        ("cat <<EOT\nx", "never closed by EOT"),
+        ("if true; then go", "this if needs 'fi'"),
+        ("go $((1/0))", "division by zero"),
+        ("go $((1.5*2))", "not integer arithmetic"),
+        ("f() { f; }\nf", "calls itself"),
+        ("A=A; go $((A))", "refers to itself"),
+        (
+            "A=xxxxxxxxxx\n" + "A=$A$A$A$A\n" * 20,
+            "line 10: the script makes a value of 1,310,720 characters, more than",
+        ),
+        ("f() { f; f; }\nf", "calls itself"),
+        ("for i in 1 2 3 4 5 6 7 8 9; do " * 8 + "go" + "; done" * 8, "steps, more than the 100,000 allowed"),
+    ],
+)
+def test_what_cannot_be_read_names_the_place(text: str, complaint: str) -> None:
+    """Syntax errors are input errors with a line and what was left open."""
+    with pytest.raises(InputError) as error:
+        read_script(text)
+    assert complaint in str(error.value)
+
+
+@given(st.text(alphabet="aN=\"'$(){}[]\\\n#;|&<>`- 1*/if", max_size=60))
+def test_any_text_is_read_or_refused(soak_count: Callable[..., None], text: str) -> None:
+    """No text makes the evaluator fail in another way than an InputError."""
+    soak_count("fuzzed inputs")
+    try:
+        read_script(text)
+    except InputError as error:
+        assert str(error)

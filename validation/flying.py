@@ -1,0 +1,157 @@
+"""Flies a case: predicted step time, interval and memory of one published row.
+
+A row may run thousands of micro-batches a step, all alike. Once the pipeline is full every further micro-batch adds the
+same time, so such a run is flown twice with fewer and the rest is a straight line: `STEADY` says from where. That is
+exact for a schedule in its steady state (a test holds it against whole flights) and lets one core score the table in
+minutes. Compiled programs are kept by (model, plan), profiles by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, cast
+
+from plan.model import Model
+from plan.parallel import Plan
+from plan.run import Run
+from program import StepProgram
+
+if TYPE_CHECKING:
+    from calibration.profile import Allocator, Profile
+    from simulator.flight import Flight
+    from simulator.memory import StageMemory
+
+STEADY = (2, 3)  # micro-batches per stage of the two flights a long step is extended from
+FEWEST = (4, 6)  # the same where there are few stages
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What a flight says of a run. `memory_bytes` by what a source may have measured: allocated, reserved, device."""
+
+    step_time_s: float
+    interval_s: tuple[float, float]
+    memory_bytes: dict[str, float]
+    breakdown: dict[str, float]
+    extended: bool = False
+
+
+@dataclass(slots=True)
+class Flyer:
+    """Flies runs with the profile each cluster names, or with `profile` for all of them."""
+
+    profile: Any = None
+    _loaded: dict[str, Profile] = field(default_factory=dict)
+
+    def profile_of(self, run: Run) -> Profile:
+        """The profile a run is priced with. Raises InputError when there is none of that name."""
+        from calibration.profile import load_profile
+
+        given = self.profile if self.profile is not None else run.cluster.profile
+        if not isinstance(given, str):
+            return cast("Profile", given)
+        if given not in self._loaded:
+            self._loaded[given] = load_profile(given)
+        return self._loaded[given]
+
+    def fly(self, run: Run, framework: str = "") -> Predicted:
+        """Step time, interval and memory of a run, with the kernels of a framework that is none of ours."""
+        fewer = shorter(run)
+        if fewer is None:
+            return self._predicted(self._flight(run, framework), framework)
+        return extended(run, *fewer, lambda short: self._predicted(self._flight(short, framework), framework))
+
+    def memory(self, run: Run, framework: str = "") -> dict[str, float]:
+        """Peak memory of a run in bytes, without flying it in time."""
+        from calibration.workspace import NOTHING
+        from simulator.memory import fly_memory
+
+        fewer = shorter(run)
+        short = fewer[-1] if fewer else run
+        profile = self.profile_of(run)
+        allocator, workspace = profile.allocator, NOTHING if framework else profile.workspace(run.plan.kernels)
+        stages = [fly_memory(stage, allocator, workspace) for stage in _program(short.model, short.plan).classes]
+        return _peaks(stages, allocator, held_beyond(run, framework))
+
+    def _flight(self, run: Run, framework: str) -> Flight:
+        from calibration.frameworks import FRAMEWORKS
+        from simulator.flight import fly
+
+        profile = self.profile_of(run)
+        key = f"{profile.name} {framework}"
+        if framework and key not in self._loaded:
+            self._loaded[key] = profile.with_kernels_of(FRAMEWORKS[framework])
+        return fly(_program(run.model, run.plan), run, self._loaded[key] if framework else profile)
+
+    def _predicted(self, flight: Flight, framework: str) -> Predicted:
+        interval = (flight.interval.low_s, flight.interval.high_s)
+        memory = _peaks(flight.memory, flight.profile.allocator, held_beyond(flight.run, framework))
+        return Predicted(flight.step_time_s, interval, memory, dict(flight.breakdown))
+
+
+def held_beyond(run: Run, framework: str) -> Callable[[StageMemory], int]:
+    """Bytes that a framework holds at a stage's peak beyond the program that stands for it (1F1B, no recompute)."""
+    from calibration.frameworks import FRAMEWORKS
+    from plan.layout import layout
+
+    if not framework:
+        return lambda stage: 0
+    own, model, plan = FRAMEWORKS[framework], run.model, run.plan
+    tokens = plan.micro_batch_size * model.seq_length // plan.tensor_parallel  # of a rank's share of every wide tensor
+    stages = layout(model, plan)
+
+    def held(stage: StageMemory) -> int:
+        units = [unit for chunk in stages[stage.stage] for unit in chunk]
+        layers = sum(0 < unit <= model.layers for unit in units)
+        in_flight = min(plan.microbatches, plan.pipeline_parallel - stage.stage)
+        silu = own.kept_ffn * layers * in_flight * tokens * model.ffn * 2
+        logits = own.logit_copies * tokens * model.vocab * 4 if model.layers + 1 in units else 0
+        buckets = stage.parts["weights"] if own.gradient_buckets and plan.data_parallel > 1 else 0
+        return silu + logits + buckets
+
+    return held
+
+
+def _peaks(
+    stages: Sequence[StageMemory], allocator: Allocator, beyond: Callable[[StageMemory], int]
+) -> dict[str, float]:
+    """Memory of the fullest stage, counted in each way that a source may have measured it."""
+    allocated = float(max(stage.peak_allocated_bytes + beyond(stage) for stage in stages))
+    reserved = float(max(stage.peak_reserved_bytes + beyond(stage) for stage in stages))
+    return {"allocated": allocated, "reserved": reserved, "device": reserved + allocator.context_bytes}
+
+
+@lru_cache(maxsize=4)
+def _program(model: Model, plan: Plan) -> StepProgram:
+    from compiler import compile_plan
+
+    return compile_plan(model, plan)
+
+
+def shorter(run: Run) -> tuple[Run, Run] | None:
+    """The run with fewer micro-batches, twice, when flying both is cheaper than flying it whole."""
+    few, more = (
+        max(per_stage * run.plan.pipeline_parallel, least) for per_stage, least in zip(STEADY, FEWEST, strict=True)
+    )
+    if run.plan.virtual_pipeline > 1:  # interleaving takes micro-batches in whole groups
+        group = run.plan.microbatch_group
+        few, more = (-(-number // group) * group for number in (few, more))
+    if run.plan.microbatches <= few + more:
+        return None
+    return _with_microbatches(run, few), _with_microbatches(run, more)
+
+
+def _with_microbatches(run: Run, number: int) -> Run:
+    batch = number * run.plan.micro_batch_size * run.plan.data_parallel
+    return replace(run, plan=replace(run.plan, global_batch_size=batch))
+
+
+def extended(run: Run, few: Run, more: Run, fly: Callable[[Run], Predicted]) -> Predicted:
+    """The prediction of a long step from two short ones: the same time for each micro-batch more."""
+    start, end = fly(few), fly(more)
+    slope = (end.step_time_s - start.step_time_s) / (more.plan.microbatches - few.plan.microbatches)
+    step = end.step_time_s + slope * (run.plan.microbatches - more.plan.microbatches)
+    low, high = (bound * step / end.step_time_s for bound in end.interval_s)
+    return Predicted(step, (low, high), end.memory_bytes, end.breakdown, extended=True)
