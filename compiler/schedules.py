@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Literal, NamedTuple
 
 from plan.parallel import Plan
@@ -196,7 +196,7 @@ def placements(plan: Plan) -> tuple[Placement, ...]:
     whole = cache(lambda: _placements(plan, m))
     one, more = (_placements(plan, number) for number in (short, short + repetition))
     return tuple(
-        replace(a, steady=Steady(b, times, lambda stage=stage: whole()[stage]))
+        replace(a, steady=Steady(b, times, partial(lambda stage: whole()[stage], stage)))
         for stage, (a, b) in enumerate(zip(one, more, strict=True))
     )
 
