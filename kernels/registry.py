@@ -180,8 +180,8 @@ def _compiled(function: Callable[..., Any], masked: bool) -> Callable[..., Any]:
     if not masked:
         return fast
 
-    def either(*arguments: Any) -> Any:
-        dropped = any(isinstance(argument, reference_layer.Mask) for argument in arguments)
-        return function(*arguments) if dropped else fast(*arguments)
+    def either(*arguments: Any, **given: Any) -> Any:
+        dropped = any(isinstance(a, reference_layer.Mask) for a in (*arguments, *given.values()))
+        return (function if dropped else fast)(*arguments, **given)
 
     return either

@@ -11,6 +11,7 @@ import torch
 
 from compiler import compile_run
 from compiler.units.builder import UnitBuilder
+from kernels import registry
 from program.lines import Apply, Lines
 from program.operators import OPERATORS
 from program.ops import bytes_of
@@ -135,3 +136,23 @@ def test_deleting_a_line_changes_price_bytes_and_losses_at_once(
     assert after[0] < before[0]
     assert after[1] < before[1]
     assert all(a != b for a, b in zip(after[2:], before[2:], strict=True))
+
+
+@pytest.mark.parametrize("kernels", ["compiled", "triton"])
+@pytest.mark.parametrize(("variant", "name"), CASES)
+def test_the_kernels_of_a_device_take_the_lines_as_they_stand(
+    monkeypatch: pytest.MonkeyPatch, variant: str, name: str, kernels: str
+) -> None:
+    """What is bound on CUDA has the signatures that lines call: on a CPU it computes what the references do."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    bound = vars(registry.bind.__wrapped__(kernels, "cuda"))
+    found = []
+    for functions in ({}, bound):
+        _, lined, values = _setup(variant, name, wrap=lambda op, f, given=functions: given.get(op, f))
+        with torch.no_grad():
+            for part in (*lined.unit.forward, *lined.unit.backward):
+                lined.run(part, values)
+        found.append(values)
+    for tensor, want in found[0].items():
+        size = float(want.double().abs().max())
+        assert torch.allclose(found[1][tensor], want, rtol=1e-10, atol=1e-12 * (1 + size)), tensor
