@@ -53,7 +53,11 @@ def test_unreadable_json_names_the_place(text: str, complaint: str) -> None:
 
 
 SCALARS = (
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8)
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**18), 10**18)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8)
 )
 
 
