@@ -67,9 +67,10 @@ class Steady:
     whole: Callable[[], Placement]
 
 
-def orders(plan: Plan, microbatches: int) -> tuple[tuple[Slot, ...], ...]:
-    """The compute slots of every stage, in order."""
-    p, m, v = plan.pipeline_parallel, microbatches, plan.virtual_pipeline
+def orders(plan: Plan, microbatches: int | None = None) -> tuple[tuple[Slot, ...], ...]:
+    """The compute slots of every stage, in order; of a step of the plan's micro-batches, or of so many."""
+    p, v = plan.pipeline_parallel, plan.virtual_pipeline
+    m = plan.microbatches if microbatches is None else microbatches
     if v > 1:
         return tuple(_interleaved(p, m, v, plan.microbatch_group, stage) for stage in range(p))
     if plan.schedule == "gpipe":

@@ -11,14 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import NamedTuple, overload
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, overload
 
 from program.step import Block, Call, RankProgram, StepProgram
 
-Numbers = NDArray[np.int64]
+if TYPE_CHECKING:  # numpy is imported where numbers are made: every command imports this room for its errors
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Numbers: TypeAlias = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,6 +89,8 @@ class Repeated(Sequence[Call]):
 
     def blocks_of(self, call: int, turns: Numbers) -> Numbers:
         """The block of a kept call after so many turns."""
+        import numpy as np
+
         blocks, place = self._turns[self.kept[call].block]
         return np.array(blocks, dtype=np.int64)[(place + turns) % len(blocks)]
 
@@ -123,6 +126,8 @@ class Columns(NamedTuple):
 
 def columns(calls: Sequence[Call]) -> Columns:
     """All calls as numbers; repetitions are multiplied, not stepped through."""
+    import numpy as np
+
     if isinstance(calls, Repeated):
         return _repeated(calls, columns(calls.kept))
     many = len(calls)
@@ -141,6 +146,8 @@ def columns(calls: Sequence[Call]) -> Columns:
 
 
 def _repeated(calls: Repeated, kept: Columns) -> Columns:
+    import numpy as np
+
     seam, end, times = calls.seam, calls.seam + calls.period, calls.times
     turns = np.arange(times, dtype=np.int64)
     behind = np.arange(seam, len(calls.kept))
@@ -167,6 +174,8 @@ def _repeated(calls: Repeated, kept: Columns) -> Columns:
 
 def block_uses(program: RankProgram) -> list[int]:
     """How often each block is called in a step."""
+    import numpy as np
+
     found: list[int] = np.bincount(columns(program.calls).block, minlength=len(program.blocks)).tolist()
     return found
 

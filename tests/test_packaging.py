@@ -7,7 +7,10 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("plan", "kernels", "calibration", "simulator", "trainer", "reports", "windtunnel")
+ROOMS = (
+    "program", "plan", "compiler", "importers", "kernels", "calibration", "simulator", "trainer", "reports",
+    "validation", "windtunnel",
+)  # fmt: skip
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from compiler import compile_run
-from kernels import registry
 from plan.run import Run
 from tests.trainer.ranks import GPT, LLAMA, Share, assemble, make_run, text
 from trainer.context import RankContext, coordinates
@@ -48,7 +47,7 @@ def masters(run: Run) -> list[Share]:
     for rank in range(run.plan.world):
         mine = program.classes[program.class_of[rank]]
         storage, at = Storage(mine, torch.device("cpu")), coordinates(rank, run)
-        context = RankContext(run, mine, at, registry.bind("eager", "cpu"), text(run), torch.device("cpu"))
+        context = RankContext(run, mine, at, text(run), torch.device("cpu"))
         initialise(storage, context)
         storages.append((at, storage))
     for at, storage in (pair for pair in storages if pair[0].dp == 0):
