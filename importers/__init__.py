@@ -11,8 +11,7 @@ Scripts are evaluated (`importers.shell`), never executed.
 
 | files | what they read |
 | --- | --- |
-| detection, relaxed | which format a file has; JSON with comments and trailing commas |
-| ledger | what is said about the input; single values in range |
+| detection | which format a file has |
 | megatron*, arguments, flag* | Megatron's flags: model, layout, batch, training, with DeepSpeed beside it |
 | launch, launch_size, world | the training command of a script, and how many GPUs it runs on |
 | deepspeed*, neox*, torchtitan*, huggingface* | the other formats; `*_keys` are their tables of keys |
