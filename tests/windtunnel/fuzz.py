@@ -312,7 +312,7 @@ def no_ranks() -> Iterator[None]:
 
 
 def faults(kind: str, seeds: range, folder: Path) -> tuple[Counter[int], list[str]]:
-    """Exit codes of many seeds of a kind, and what was said by each that is neither 0, 1 nor 2 (or a 2 without a word)."""
+    """Exit codes of many seeds of a kind, and what was said by each that is neither 0, 1 nor 2."""
     (folder / "made").mkdir(parents=True)
     kinds, codes, wrong = Kinds(folder / "made"), Counter[int](), []
     with no_ranks():
