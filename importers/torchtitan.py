@@ -23,6 +23,8 @@ from program.nearest import nearest_name, shown
 
 TABLES = {"model", "training", "parallelism", "optimizer", "lr_scheduler", "activation_checkpoint", "checkpoint"}
 SCHEDULES = {"1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved-1f1b"}
+MOST_DOTS = 100
+"""In one key."""
 DTYPES = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
 
 
@@ -35,6 +37,7 @@ def read(text: str, where: str) -> dict[str, Any]:
     """The tables of a TOML text."""
     refuse_long(text, where, "=,[{\n")
     try:
+        _refuse_deep_keys(text, where)
         tables = tomllib.loads(text)
         refuse_unreadable(tables, where)
         return tables
@@ -45,6 +48,18 @@ def read(text: str, where: str) -> dict[str, Any]:
     except ValueError as error:  # a number of thousands of digits
         said = str(error).partition("; use sys.")[0]
         raise InputError(f"{where} holds a value that cannot be read: {said}") from None
+
+
+def _refuse_deep_keys(text: str, where: str) -> None:
+    """A dotted key names a table a dot, and tomllib takes time that grows with the square of the dots."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.count(".") <= MOST_DOTS or line.lstrip().startswith("#"):
+            continue
+        dots = max(piece.count(".") for piece in re.split("[={,]", line))
+        if dots > MOST_DOTS:
+            raise InputError(
+                f"{where}: line {number} nests tables too deeply to be read: {dots} dots, at most {MOST_DOTS}"
+            )
 
 
 def flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

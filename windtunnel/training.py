@@ -155,8 +155,9 @@ def _join(run: Run, target: str | None) -> int:
 
     job, rank = os.environ["TORCHELASTIC_RUN_ID"], int(os.environ.get("RANK", "0"))
     folder = _folder(target) or Path("runs") / f"torchrun-{job}"
+    again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"  # the same job, restarted after a failure
     with ExitStack() as stack:
-        code = join(run, folder, lambda: stack.enter_context(held(folder, reuse=True)))
+        code = join(run, folder, lambda: stack.enter_context(held(folder, reuse=again)))
     if rank == 0 and code == 0:
         output.emit(str(folder))
     return code

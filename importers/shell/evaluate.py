@@ -69,6 +69,8 @@ class _Walk(Flow):
 
     def __init__(self, script: Script) -> None:
         super().__init__(script)
+        self.local: list[dict[str, Value | None]] = []
+        """For each function that is being walked: what its `local` variables were before."""
         self.own: dict[str, Callable[[list[str], Simple], None]] = {
             "source": self._source,
             ".": self._source,
@@ -85,6 +87,9 @@ class _Walk(Flow):
         words = [field for raw in node.words for field in self.expander.fields(raw)] if not self._is_test(node) else []
         if words[:1] in (["declare"], ["local"], ["typeset"]) and "-A" in words:
             self.expander.maps |= {*words[words.index("-A") + 1 :], *(assign.name for assign in node.assigns)}
+        if words[:1] == ["local"] and self.local:
+            for name in [*(assign.name for assign in node.assigns), *(word.partition("=")[0] for word in words[1:])]:
+                self.local[-1].setdefault(name, self.expander.variables.get(name))
         if not node.words or (words and words[0] in DECLARATIONS):
             for assign in node.assigns:
                 assigned(self.script, assign)
@@ -220,8 +225,13 @@ class _Walk(Flow):
         kept = self._positional(True)
         self.expander.variables = self._positional(False)
         give(self.script, arguments)
+        self.local.append({})
         status = self.run(self.functions[name])
         self.expander.variables = self._positional(False) | kept
+        for variable, value in self.local.pop().items():
+            self.expander.variables.pop(variable, None)
+            if value is not None:
+                self.expander.variables[variable] = value
         self.depth -= 1
         self.budget.depth -= 1
         return status

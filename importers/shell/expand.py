@@ -19,6 +19,8 @@ PLAIN_QUOTED = re.compile(r"""[^\\"$`]+""")
 PLAIN_HERE = re.compile(r"""[^\\$`]+""")
 FIELD_BYTES = 64
 """What a word takes besides its characters."""
+STEPPED = re.compile(r"\b[A-Za-z_]\w*\s*(?:\+\+|--)|(?:\+\+|--)\s*[A-Za-z_]")
+"""`X++` and its like."""
 NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
 
 
@@ -44,6 +46,8 @@ class Expander(Words):
         text = (
             self.text('"' + expression.replace('"', "") + '"') if "$" in expression or "`" in expression else expression
         )
+        if STEPPED.search(text):  # changes its variable while it is evaluated
+            return self.opaque("unsupported", f"$(({cut(expression.strip(), 60)}))")
         names: list[str] = []
         pending: list[str] = []
 

@@ -67,7 +67,10 @@ class Flow(ABC):
             case tree.Function():
                 self.functions[node.name] = node.body
             case tree.Group():
-                return self.run(node.body)
+                before = self.copied(self.expander.variables) if node.apart else None
+                status = self.run(node.body)
+                self.expander.variables = self.expander.variables if before is None else before
+                return status
             case tree.Arithmetic():
                 return self.arithmetic(node)
         return True

@@ -34,6 +34,12 @@ def operate(owner: Words, name: str, value: Value, operation: str) -> Value:
         pattern, replacement = owner.text(match.group(1)), owner.text(match.group(2))
         if owner.why(pattern):
             return pattern
+        if operation[1] in "#%" and not operation.startswith("//"):  # anchored: at the front or the back only
+            pattern = owner.text(match.group(1)[1:])
+            found = _trim(owner, value, operation[1] * 2, pattern) if pattern else value
+            if pattern and found == value:
+                return value
+            return owner.budget.text(replacement + found if operation[1] == "#" else found + replacement)
         return replaced(value, pattern, replacement, operation.startswith("//"), owner.budget)
     if match := re.match(r":\s*(-?[0-9]{1,18})(?::\s*(-?[0-9]{1,18}))?$", operation):
         start = int(match.group(1))

@@ -114,7 +114,7 @@ class _Parser:
             self.take()
             body = self.body(frozenset())
             self.expect(")", token.line, "( group")
-            return self._redirected(Group(body))
+            return self._redirected(Group(body, apart=True))
         if token.kind == "word":
             builders = {
                 "if": self._if,

@@ -99,9 +99,10 @@ class Function:
 
 @dataclass(slots=True)
 class Group:
-    """`{ ...; }` or `( ... )`."""
+    """`{ ...; }` or, with `apart`, `( ... )`, which keeps its variables to itself."""
 
     body: list["Node"]
+    apart: bool = False
 
 
 Node = Simple | Arithmetic | Pipeline | Chain | If | For | While | Case | Function | Group

@@ -232,3 +232,33 @@ def test_any_text_is_read_or_refused(soak_count: Callable[..., None], text: str)
         read_script(text)
     except InputError as error:
         assert str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("N=16; (N=24); go $N", "16"),
+        ("N=16; (N=24; go $N)", "24"),
+        ("N=16; { N=24; }; go $N", "24"),
+        ("N=16; f() { local N=24; }; f; go $N", "16"),
+        ("N=16; f() { local N; N=24; }; f; go $N", "16"),
+        ("f() { local N=24; go $N; }; f", "24"),
+        ("N=16; f() { N=24; }; f; go $N", "24"),
+        ("N=16; f() { local N=8; g; }; g() { N=24; }; f; go $N", "16"),
+        ("N=116; go ${N/#1/}", "16"),
+        ("N=1611; go ${N/%1/}", "161"),
+        ("N=1611; go ${N/%1*/4}", "4"),
+        ("N=216; go ${N/#1/}", "216"),
+        ("N=16; go ${N/#/1}", "116"),
+        ("N=16; go ${N/%/1}", "161"),
+    ],
+)
+def test_a_value_is_the_one_that_bash_gives(text: str, expected: str) -> None:
+    """Subshells and `local` keep their variables to themselves; an anchored replacement stays at its end."""
+    assert run(text) == ["go", expected]
+
+
+@pytest.mark.parametrize("text", ["X++ + X", "++X", "8 + X--", "X ++", "-- X"])
+def test_arithmetic_that_changes_its_variable_is_unknown(text: str) -> None:
+    """`X++` was read as `X + +`, and X stayed what it was."""
+    assert run(f"X=8; go $(({text}))")[1].startswith("<$((")

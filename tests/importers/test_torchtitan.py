@@ -141,3 +141,11 @@ bar = 1
         "optimizer.eps is -1e-08; it must be above 0",
         "unknown torchtitan table [foo], key foo.bar: it is not applied",
     )
+
+
+@pytest.mark.parametrize("text", ["a{}=1", "[a{}]", "x = {{a{} = 1}}", "[[ a{} ]]"])
+def test_keys_of_many_dots_are_refused_before_they_are_parsed(tmp_path: Path, text: str) -> None:
+    """100 KB of one key took a minute of processor time."""
+    (tmp_path / "a.toml").write_text(MIDDLE + text.format(" .a" * 20_000))
+    with pytest.raises(InputError, match="nests tables too deeply to be read: 20000 dots, at most 100"):
+        import_file(tmp_path / "a.toml", cluster="dgx-h100", nodes=1)

@@ -1,5 +1,7 @@
 """Ranks that the user's own torchrun started: who prepares the folder, who is told what, and that it is printed."""
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from plan.run import Run
 from program.errors import InputError
 from tests.trainer.ranks import LLAMA, make_run
 from trainer import torchrun
+from windtunnel import training
 
 
 @pytest.fixture
@@ -68,3 +71,22 @@ def test_a_failure_is_printed_and_what_all_say_is_printed_once(
     assert second == "error: rank 2 failed (RuntimeError: x); rank 2: before its first step"
     assert third == "error: rank 3 cannot go on: f: No space; the job was stopped. No step is kept"
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("restarts", "reused"), [("0", False), ("1", True)])
+def test_a_finished_run_is_kept_unless_the_same_job_starts_again(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: str, reused: bool
+) -> None:
+    """A second torchrun job with the folder of a finished run replaced that run."""
+
+    def joined(run: Run, folder: Path, own: Callable[[], object]) -> int:
+        own()
+        return 0
+
+    (tmp_path / "steps.jsonl").write_text("{}")
+    monkeypatch.setattr(torchrun, "join", joined)
+    for name, value in (("TORCHELASTIC_RUN_ID", "a"), ("TORCHELASTIC_RESTART_COUNT", restarts), ("RANK", "1")):
+        monkeypatch.setenv(name, value)
+    with nullcontext() if reused else pytest.raises(InputError, match="is not empty"):
+        training._join(run, str(tmp_path))
+    assert (tmp_path / "steps.jsonl").read_text() == "{}"
