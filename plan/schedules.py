@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Literal, NamedTuple
 
 from plan.parallel import Plan
@@ -60,11 +60,13 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """A short schedule's step is `times` repetitions longer. `longer` has one more; `whole` makes that of the step."""
+    """The step that a `stage`'s short schedule stands for is `times` repetitions longer. `longer` has one more; `whole`
+    makes those of the step for all stages, once."""
 
     longer: Placement
     times: int
-    whole: Callable[[], Placement]
+    whole: Callable[[], tuple[Placement, ...]]
+    stage: int
 
 
 def orders(plan: Plan, microbatches: int) -> tuple[tuple[Slot, ...], ...]:
@@ -193,11 +195,10 @@ def placements(plan: Plan) -> tuple[Placement, ...]:
     times = (m - short) // repetition
     if plan.schedule == "gpipe" or times < FEWEST:
         return _placements(plan, m)
-    whole = cache(lambda: _placements(plan, m))
+    whole = cache(partial(_placements, plan, m))
     one, more = (_placements(plan, number) for number in (short, short + repetition))
     return tuple(
-        replace(a, steady=Steady(b, times, lambda stage=stage: whole()[stage]))
-        for stage, (a, b) in enumerate(zip(one, more, strict=True))
+        replace(a, steady=Steady(b, times, whole, stage)) for stage, (a, b) in enumerate(zip(one, more, strict=True))
     )
 
 

@@ -3,9 +3,9 @@
     flight = fly(compile_run(run), run, load_profile("h100"))
     flight.step_time_s, flight.breakdown["bubble"], flight.memory[0].peak_bytes
 
-Two periods are simulated and the second is reported: the time between two STEPs on a rank, in the steady state of a long
-job. Of thousands of micro-batches as many are simulated as it takes until they repeat (`simulator.steady`). The flight
-keeps what each colour of ranks did; instruction rows are expanded only when a timeline is asked for.
+Two periods are simulated and the second is reported: the time between two STEPs on a rank, in the steady state of a
+long job. Of thousands of micro-batches as many are simulated as it takes until they repeat (`simulator.steady`). The
+flight keeps what each colour of ranks did; instruction rows are expanded only when a timeline is asked for.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def place_calls(blocks: StageBlocks, placement: Placement) -> RankProgram:
         if calls is not None:
             return _program(blocks, calls)
         _forget(blocks, *before)
-        placement = placement.steady.whole()
+        placement = placement.steady.whole()[placement.steady.stage]
     placer = CallPlacer(blocks, placement)
     placer.place()
     placer.close()

@@ -13,7 +13,7 @@ ValueError.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from plan.program.hashing import program_hash
@@ -145,7 +145,7 @@ def drop_call(program: StepProgram, class_: int, call: int) -> StepProgram:
     return with_class(program, class_, replace(stage, calls=_reissued(stage.calls, order)))
 
 
-def _reissued(calls: tuple[Call, ...], order: Iterable[int]) -> tuple[Call, ...]:
+def _reissued(calls: Sequence[Call], order: Iterable[int]) -> tuple[Call, ...]:
     kept = list(order)
     new_place = {old: new for new, old in enumerate(kept)}
     return tuple(

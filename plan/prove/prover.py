@@ -25,7 +25,7 @@ from plan.prove.subject import Subject
 from plan.prove.uses import Broken
 from plan.uncollected import uncollected
 
-ENOUGH = 4  # repetitions of a steady state that are proved
+ENOUGH = 2  # repetitions of a steady state that are proved, besides those of the short step around them
 
 
 def prove(program: StepProgram, skip: bool = True) -> None:
