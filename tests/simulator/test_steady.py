@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plan.program import repetitions
 from simulator.flight import Flight, fly
+from simulator.steady import Shift, _period_shift, _Times
 from tests.simulator.fakes import FakeProfile
 from tests.simulator.runs import cluster_run, small
 from tests.simulator.test_equalities import PROFILES, rows
@@ -140,3 +142,23 @@ def test_replicas_that_drift_apart_are_simulated_whole() -> None:
     skipped, whole = fly(program, run, slow), fly(program, run, slow, skip=False)
     assert len(skipped.colours) > 2
     assert same(skipped, whole)
+
+
+def times(ends: list[int], issued: list[int], spent: list[int]) -> _Times:
+    """One node's end, issue and account in each repetition."""
+    return _Times(*(np.array(column).reshape(-1, 1) for column in (ends, issued, spent)))
+
+
+def test_a_shift_is_one_for_all_nodes_over_the_whole_window() -> None:
+    steady = times([0, 7, 17, 27, 37], [0, 3, 6, 9, 12], [0, 5, 11, 17, 23])
+    assert _period_shift([steady], 1, 3) == (Shift(1, 10, ((6,),)), [True])
+    assert _period_shift([steady], 1, 4) is None, "the first repetition came earlier"
+    blocked = times([0, 7, 17, 27, 37], [0, 10, 20, 30, 40], [0, 5, 11, 17, 23])
+    assert _period_shift([blocked], 1, 3) == (Shift(1, 10, ((6,),)), [False])
+    faster = times([0, 9, 18, 27, 36], [0, 3, 6, 9, 12], [0, 5, 11, 17, 23])
+    assert _period_shift([steady, faster], 1, 3) is None, "ranks that drift apart"
+    assert _period_shift([times([0, 7, 17, 27, 37], [0, 11, 22, 33, 44], [0, 5, 11, 17, 23])], 1, 3) is None
+    assert _period_shift([times([0, 7, 17, 27, 37], [0, 3, 6, 9, 12], [0, 5, 11, 18, 24])], 1, 3) is None
+    in_turn = times([0, 8, 20, 28, 40, 48], [0, 1, 2, 3, 4, 5], [0, 4, 12, 16, 24, 28])
+    assert _period_shift([in_turn], 1, 3) is None
+    assert _period_shift([in_turn], 2, 3) == (Shift(2, 20, ((12,),)), [True])
