@@ -6,8 +6,8 @@ every stage issue its transfers in that one global order. Host order over all co
 ranks, as NCCL asks, for any schedule; receives are posted as early as one compute slot ahead where the rule allows.
 
 A step of many micro-batches is its fill and drain around a steady state. `placements` then schedules a short step and
-one that is a repetition longer, and says how often more to repeat; `compiler.repeat` checks that what was repeated once
-can be repeated.
+one that is a repetition longer, and says how often more to repeat; `plan.compile.repeat` checks that what was repeated
+once can be repeated.
 
 Formulas: 1F1B warm-up min(m, p-1-r) and the interleaved order are those of Narayanan et al. 2021 (arXiv 2104.04473).
 """
@@ -60,11 +60,13 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """A short schedule's step is `times` repetitions longer. `longer` has one more; `whole` makes that of the step."""
+    """The step that a `stage`'s short schedule stands for is `times` repetitions longer. `longer` has one more; `whole`
+    makes those of the step for all stages, once."""
 
     longer: Placement
     times: int
-    whole: Callable[[], Placement]
+    whole: Callable[[], tuple[Placement, ...]]
+    stage: int
 
 
 def orders(plan: Plan, microbatches: int | None = None) -> tuple[tuple[Slot, ...], ...]:
@@ -194,11 +196,10 @@ def placements(plan: Plan) -> tuple[Placement, ...]:
     times = (m - short) // repetition
     if plan.schedule == "gpipe" or times < FEWEST:
         return _placements(plan, m)
-    whole = cache(lambda: _placements(plan, m))
+    whole = cache(partial(_placements, plan, m))
     one, more = (_placements(plan, number) for number in (short, short + repetition))
     return tuple(
-        replace(a, steady=Steady(b, times, partial(lambda stage: whole()[stage], stage)))
-        for stage, (a, b) in enumerate(zip(one, more, strict=True))
+        replace(a, steady=Steady(b, times, whole, stage)) for stage, (a, b) in enumerate(zip(one, more, strict=True))
     )
 
 

@@ -113,8 +113,7 @@ def _rounds(turn: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], int], ...]:
 
 
 class Columns(NamedTuple):
-    """The fields of all calls: `bound` and `port` are the bindings of all calls in a row, `counts` how many each
-    has."""
+    """The fields of all calls: `bound` and `port` are all their bindings in a row, `counts` how many each has."""
 
     block: Numbers
     micro: Numbers

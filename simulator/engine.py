@@ -266,8 +266,8 @@ class RankFlight:
 
 class Engine:
     """Flies ranks together. `shared`: work slows other work; `synchronous`: compute occupies the host, and a host that
-    was blocked by a communication needs `wake_ps` to come back from the communicating thread. `kept`: nodes and
-    accounts of all periods stay (`simulator.steady`), otherwise nodes of the last."""
+    was blocked by a communication needs `wake_ps` to come back from the communicating thread. `kept`: the nodes and
+    accounts of all periods stay (`simulator.steady`), otherwise the nodes of the last."""
 
     def __init__(
         self,

@@ -3,9 +3,9 @@
     flight = fly(compile_run(run), run, load_profile("h100"))
     flight.step_time_s, flight.breakdown["bubble"], flight.memory[0].peak_bytes
 
-Two periods are flown and the second is reported: the time between two STEPs on a rank, in the steady state of a long
-job. Of thousands of micro-batches as many are flown as it takes until they repeat (`simulator.steady`). The flight
-keeps what each colour of ranks did; instruction rows are expanded only when a timeline is asked for.
+Two periods are simulated and the second is reported: the time between two STEPs on a rank, in the steady state of a
+long job. Of thousands of micro-batches as many are simulated as it takes until they repeat (`simulator.steady`). The
+flight keeps what each colour of ranks did; instruction rows are expanded only when a timeline is asked for.
 """
 
 from __future__ import annotations
@@ -139,11 +139,11 @@ class _Job:
         return None
 
     def _reach(self) -> int | None:
-        """How far repetitions look; None where nothing may be skipped. Where streams slow each other both ways, what
-        runs beside what is more than a few nodes' business."""
+        """How far repetitions look; None where nothing may be skipped. Where streams slow each other both ways, or a
+        CPU's cores are shared, what runs beside what is more than a few nodes' business."""
         engine = self._engine(written_out(with_repetitions(self.program, FEWEST)), kept=False)
         stages = [self.program.classes[colour.program] for colour in self.colours]
-        return None if engine.shared else reach_of(stages, engine)
+        return None if engine.shared or engine.synchronous else reach_of(stages, engine)
 
     def _engine(self, program: StepProgram, kept: bool) -> Engine:
         run, profile, synchronous = self.run, self.profile, self.run.cluster.device == "cpu"

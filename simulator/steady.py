@@ -27,7 +27,7 @@ from simulator.engine import Engine, RankFlight
 from simulator.nodes import Op
 from simulator.segments import Merged
 
-MARGIN = 2  # repetitions beyond what waits and partners reach: gaps and windows follow from a few nodes in a row
+MARGIN = 4  # micro-batches beyond what waits and partners reach: gaps and windows follow from a few nodes in a row
 Counts = Counter[tuple[str, str]]  # communications by role and channel
 
 
@@ -56,7 +56,8 @@ def reach_of(stages: Sequence[RankProgram], engine: Engine) -> int | None:
     """
     found = [_waits_reach(stage) for stage in stages] + _partners_reach(stages, engine)
     reaches = [reach for reach in found if reach is not None]
-    return max(reaches) + MARGIN if len(reaches) == len(found) else None
+    margin = -(-MARGIN // _repeated(stages[0]).micros)
+    return max(reaches) + margin if len(reaches) == len(found) else None
 
 
 def _waits_reach(stage: RankProgram) -> int | None:

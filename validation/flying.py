@@ -1,15 +1,13 @@
 """Flies a case: predicted step time, interval and memory of one published row.
 
-A row may run thousands of micro-batches a step, all alike. Once the pipeline is full every further micro-batch adds the
-same time, so such a run is flown twice with fewer and the rest is a straight line: `STEADY` says from where. That is
-exact for a schedule in its steady state (a test holds it against whole flights) and lets one core score the table in
-minutes. Compiled programs are kept by (model, plan), profiles by name.
+A row may run thousands of micro-batches a step; the simulator leaves out those of the steady state. Compiled programs
+are kept by (model, plan), profiles by name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,9 +21,6 @@ if TYPE_CHECKING:
     from simulator.flight import Flight
     from simulator.memory import StageMemory
 
-STEADY = (2, 3)  # micro-batches per stage of the two flights a long step is extended from
-FEWEST = (4, 6)  # the same where there are few stages
-
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
@@ -35,7 +30,6 @@ class Predicted:
     interval_s: tuple[float, float]
     memory_bytes: dict[str, float]
     breakdown: dict[str, float]
-    extended: bool = False
 
 
 @dataclass(slots=True)
@@ -58,21 +52,16 @@ class Flyer:
 
     def fly(self, run: Run, framework: str = "") -> Predicted:
         """Step time, interval and memory of a run, with the kernels of a framework that is none of ours."""
-        fewer = shorter(run)
-        if fewer is None:
-            return self._predicted(self._flight(run, framework), framework)
-        return extended(run, *fewer, lambda short: self._predicted(self._flight(short, framework), framework))
+        return self._predicted(self._flight(run, framework), framework)
 
     def memory(self, run: Run, framework: str = "") -> dict[str, float]:
         """Peak memory of a run in bytes, without flying it in time."""
         from calibration.workspace import NOTHING
         from simulator.memory import fly_memory
 
-        fewer = shorter(run)
-        short = fewer[-1] if fewer else run
         profile = self.profile_of(run)
         allocator, workspace = profile.allocator, NOTHING if framework else profile.workspace(run.plan.kernels)
-        stages = [fly_memory(stage, allocator, workspace) for stage in _program(short.model, short.plan).classes]
+        stages = [fly_memory(stage, allocator, workspace) for stage in _program(run.model, run.plan).classes]
         return _peaks(stages, allocator, held_beyond(run, framework))
 
     def _flight(self, run: Run, framework: str) -> Flight:
@@ -128,30 +117,3 @@ def _program(model: Model, plan: Plan) -> StepProgram:
     from compiler import compile_plan
 
     return compile_plan(model, plan)
-
-
-def shorter(run: Run) -> tuple[Run, Run] | None:
-    """The run with fewer micro-batches, twice, when flying both is cheaper than flying it whole."""
-    few, more = (
-        max(per_stage * run.plan.pipeline_parallel, least) for per_stage, least in zip(STEADY, FEWEST, strict=True)
-    )
-    if run.plan.virtual_pipeline > 1:  # interleaving takes micro-batches in whole groups
-        group = run.plan.microbatch_group
-        few, more = (-(-number // group) * group for number in (few, more))
-    if run.plan.microbatches <= few + more:
-        return None
-    return _with_microbatches(run, few), _with_microbatches(run, more)
-
-
-def _with_microbatches(run: Run, number: int) -> Run:
-    batch = number * run.plan.micro_batch_size * run.plan.data_parallel
-    return replace(run, plan=replace(run.plan, global_batch_size=batch))
-
-
-def extended(run: Run, few: Run, more: Run, fly: Callable[[Run], Predicted]) -> Predicted:
-    """The prediction of a long step from two short ones: the same time for each micro-batch more."""
-    start, end = fly(few), fly(more)
-    slope = (end.step_time_s - start.step_time_s) / (more.plan.microbatches - few.plan.microbatches)
-    step = end.step_time_s + slope * (run.plan.microbatches - more.plan.microbatches)
-    low, high = (bound * step / end.step_time_s for bound in end.interval_s)
-    return Predicted(step, (low, high), end.memory_bytes, end.breakdown, extended=True)

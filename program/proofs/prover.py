@@ -25,7 +25,7 @@ from program.proofs.storage import Storage
 from program.proofs.subject import Subject
 from program.proofs.uses import Broken
 
-ENOUGH = 4  # repetitions of a steady state that are proved
+ENOUGH = 2  # repetitions of a steady state that are proved, besides those of the short step around them
 
 
 def prove(program: StepProgram, skip: bool = True) -> None:

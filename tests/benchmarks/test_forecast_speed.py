@@ -64,11 +64,12 @@ def test_a_flight_takes_less_than_its_share_of_a_second(gpt3: tuple[StepProgram,
 def test_the_number_of_events_of_gpt3_is_known(gpt3: tuple[StepProgram, Run, Profile]) -> None:
     """One event for each transfer (15 edges, two ways, 192 micro-batches), each merged segment, and the instructions
     around a step."""
-    flight = fly(*gpt3)
+    flight = fly(*gpt3, skip=False)
     transfers, segments = 2 * 15 * 2 * 192, 2 * 16 * 2 * 192
     singles = flight.events - transfers - segments
     assert 0 < singles < 2 * 16 * 60
-    assert flight.events == fly(*gpt3).events
+    assert flight.events == fly(*gpt3, skip=False).events
+    assert fly(*gpt3).events < flight.events / 2
 
 
 def test_a_cold_forecast_fits_in_half_a_gigabyte() -> None:
