@@ -6,7 +6,7 @@ every stage issue its transfers in that one global order. Host order over all co
 ranks, as NCCL asks, for any schedule; receives are posted as early as one compute slot ahead where the rule allows.
 
 A step of many micro-batches is its fill and drain around a steady state. `placements` then schedules a short step and
-one that is a repetition longer, and says how often more to repeat; `plan.compile.repeat` checks that what was repeated
+one that is a repetition longer, and says how often more to repeat; `compiler.repeat` checks that what was repeated
 once can be repeated.
 
 Formulas: 1F1B warm-up min(m, p-1-r) and the interleaved order are those of Narayanan et al. 2021 (arXiv 2104.04473).

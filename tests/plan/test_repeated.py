@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibration.profile import load_profile
-from plan.compile import compiler
-from plan.compile.repeat import repeated
-from plan.program import Call, Repeated, StepProgram, block_uses, columns, repetitions, with_repetitions, written_out
-from plan.program.edit import drop_call, with_block
-from plan.program.hashing import program_hash
-from plan.prove import ProofError, prove
-from plan.schedules import orders, place_transfers
+from compiler import compiler
+from compiler.repeat import repeated
+from compiler.schedules import orders, place_transfers
+from program import Call, Repeated, StepProgram, block_uses, columns, repetitions, with_repetitions, written_out
+from program.edit import drop_call, with_block
+from program.hashing import program_hash
+from program.proofs import ProofError, prove
 from simulator.memory import fly_memory
 from tests.simulator.runs import small
 from tests.simulator.test_steady import PLANS

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plan.program import repetitions
+from program import repetitions
 from simulator.flight import Flight, fly
 from simulator.steady import Shift, _period_shift, _Times
 from tests.simulator.fakes import FakeProfile
