@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from compiler.schedules import Placement, Slot
+from compiler.schedules import Placement
 from compiler.stage import StageBlocks
 from compiler.step import Ports
 from plan.implementations import engine
+from plan.pipeline import Slot
 from program import Call, Stream
 
 _UNBOUND = (-1, -1)

@@ -7,11 +7,11 @@ from compiler.edges import Edges
 from compiler.parameters import Parameters, lay_out, unit_params
 from compiler.recompute import UnitPlan, share_saved, unit_plan
 from compiler.rings import Rings
-from compiler.schedules import Slot
 from compiler.shards import Shards
 from compiler.units import HEAD, TABLE, AdamNumbers, UnitShape, embedding, head, layer
 from plan.model import Model
 from plan.parallel import Plan
+from plan.pipeline import Slot
 from program import Buffer, Param, Phase, Stream
 
 Units = tuple[tuple[int, ...], ...]  # units of each chunk

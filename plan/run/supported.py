@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from plan.implementations import IMPLEMENTATIONS, engine, implementation
 from plan.parallel import Plan, Zero
+from plan.pipeline import SCHEDULES
 from plan.run.job import Run
 
 
@@ -32,7 +33,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature(
         "plan.schedule",
         lambda run: run.plan.schedule,
-        ("gpipe", "1f1b", "interleaved-1f1b"),
+        tuple(SCHEDULES),
         "schedule: 1f1b or interleaved-1f1b",
     ),
     Feature("plan.zero.prefetch", lambda run: _gathers(run).prefetch, (None,), "prefetch: auto, which is one unit"),

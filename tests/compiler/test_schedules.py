@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler.schedules import BACKWARD_TIME, FORWARD_TIME, Slot, abstract_ends, orders, placements
+from compiler.schedules import placements
 from plan.parallel import Plan
+from plan.pipeline import TIMES, Slot, abstract_ends, orders
 
 
 def plan(p: int, m: int, v: int = 1, schedule: str = "1f1b", group: int | None = None) -> Plan:
@@ -43,7 +44,7 @@ def test_interleaved_golden_order_of_two_stages_two_chunks_four_micro_batches() 
 @pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 8), (8, 8), (5, 17)])
 def test_bubble_is_p_minus_1_of_m_plus_p_minus_1(p: int, m: int, schedule: str) -> None:
     ends = abstract_ends(orders(plan(p, m, schedule=schedule)), 1)
-    span, busy = max(ends.values()), m * (FORWARD_TIME + BACKWARD_TIME)
+    span, busy = max(ends.values()), m * (TIMES["F"] + TIMES["B"])
     assert (span - busy) / span == pytest.approx((p - 1) / (m + p - 1))
 
 
