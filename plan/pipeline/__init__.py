@@ -5,6 +5,7 @@
 | `gpipe` | every forward, then every backward |
 | `one_f_one_b` | 1F1B |
 | `interleaved` | 1F1B over several chunks of the model a stage |
+| `zb_h1` | zero-bubble H1: weight gradients apart, kept for the drain |
 
 They stand beside `plan.implementations` for the same reason (docs/decisions/0009): rules and compiler both ask them.
 Nobody else compares their names. `compiler.schedules` places sends and receives for any of them. A new schedule
@@ -17,8 +18,9 @@ from plan.pipeline.ends import TIMES, abstract_ends
 from plan.pipeline.gpipe import GPIPE
 from plan.pipeline.interleaved import INTERLEAVED
 from plan.pipeline.one_f_one_b import ONE_F_ONE_B
+from plan.pipeline.zb_h1 import ZB_H1
 
-SCHEDULES = {each.name: each for each in (GPIPE, ONE_F_ONE_B, INTERLEAVED)}
+SCHEDULES = {each.name: each for each in (GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1)}
 
 
 def usual(virtual_pipeline: int) -> str:

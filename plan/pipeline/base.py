@@ -53,6 +53,22 @@ class Schedule:
     problems: Callable[[Plan], list[str]] = nothing
 
 
+def halves_refused(plan: Plan) -> list[str]:
+    """Why the two halves of this plan's backward cannot be run apart."""
+    found = []
+    if plan.recompute in ("full", "layers"):
+        found.append(
+            f"weight gradients apart from input gradients need what recompute {plan.recompute} throws away: each half "
+            "would repeat the layer; use recompute selective or none, or schedule 1f1b"
+        )
+    if plan.zero_stage > 1:
+        found.append(
+            f"zero_stage {plan.zero_stage} reduces gradients unit by unit in the backward, which weight gradients "
+            "apart from input gradients would do twice; use zero_stage 1, or schedule 1f1b"
+        )
+    return found
+
+
 def merged(forward: list[Slot], backward: list[Slot], warm_up: int) -> tuple[Slot, ...]:
     """Warm-up forwards, then one forward and one backward at a time, then the remaining backwards."""
     steady = len(forward) - warm_up

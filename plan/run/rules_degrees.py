@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 
+from plan.implementations import engine
 from plan.layout import layout_problems
 from plan.pipeline import SCHEDULES, usual
+from plan.pipeline import schedule as schedule_of
 from plan.run.job import Run
 from program.nearest import divisors, nearest_number
 
@@ -184,4 +186,15 @@ def virtual_pipeline(run: Run) -> Iterator[str]:
         yield (
             f"interleaving runs micro-batches in groups of {n}: {m} leave a rest of {m % n}, which must be 0 or "
             f"at least pipeline_parallel {p}; nearest: global_batch_size {batches}{group}"
+        )
+
+
+def schedule(run: Run) -> Iterator[str]:
+    """What the plan's schedule cannot run, and who runs the halves of a backward apart."""
+    plan, given = run.plan, schedule_of(run.plan)
+    yield from given.problems(plan)
+    if given.splits(plan) and not engine(plan).splits_backward:
+        yield (
+            f"schedule {given.name} runs weight gradients apart from input gradients, which implementation "
+            f"{plan.implementation} does not; use 1f1b, or implementation windtunnel"
         )

@@ -34,7 +34,7 @@ FEATURES: tuple[Feature, ...] = (
         "plan.schedule",
         lambda run: run.plan.schedule,
         tuple(SCHEDULES),
-        "schedule: 1f1b or interleaved-1f1b",
+        f"schedule: {', '.join(SCHEDULES)}",
     ),
     Feature("plan.zero.prefetch", lambda run: _gathers(run).prefetch, (None,), "prefetch: auto, which is one unit"),
     Feature("plan.zero.live", lambda run: _gathers(run).live, (None,), "live: auto, which is two units"),

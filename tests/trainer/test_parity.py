@@ -241,3 +241,25 @@ def test_strategies_repeat_dropout(pool: Pool, strategy: str) -> None:
 def test_alibi_and_embedding_norm_under_every_layout(pool: Pool, layout: str) -> None:
     """BLOOM's choices, with a head count that is no power of two: slopes follow the rank's heads."""
     _hold(pool, "bloom", LAYOUTS[layout] | {"attention": "unfused"})
+
+
+ZB_H1 = PP2 | {"schedule": "zb-h1", "micro_batch_size": 1}
+APART: dict[str, dict[str, Any]] = {
+    "pp2": ZB_H1,
+    "tp2-pp2-sp": ZB_H1 | TP2 | SP | {"micro_batch_size": 2},
+    "tp2-pp2": ZB_H1 | TP2 | {"micro_batch_size": 2},
+    "dp2-pp2-zero1": ZB_H1 | DP2 | {"zero_stage": 1, "communication": {"bucket_mb": 0.02}},
+    "pp2-selective": ZB_H1 | {"recompute": "selective"},
+    "pp2-loss-chunks": ZB_H1 | {"loss_chunks": 4},
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("layout", APART)
+def test_weight_gradients_apart_from_input_gradients_change_nothing(pool: Pool, model: str, layout: str) -> None:
+    """zb-h1: tied (gpt) and untied (llama) embeddings, gathered again under sequence parallelism."""
+    _hold(pool, model, APART[layout])
+
+
+def test_weight_gradients_apart_drop_the_same_elements(pool: Pool) -> None:
+    _hold(pool, "gpt", APART["tp2-pp2-sp"], "dropout")
