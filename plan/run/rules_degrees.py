@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from plan.implementations import engine
 from plan.layout import layout_problems
 from plan.pipeline import SCHEDULES, usual
 from plan.pipeline import schedule as schedule_of
@@ -190,11 +189,5 @@ def virtual_pipeline(run: Run) -> Iterator[str]:
 
 
 def schedule(run: Run) -> Iterator[str]:
-    """What the plan's schedule cannot run, and who runs the halves of a backward apart."""
-    plan, given = run.plan, schedule_of(run.plan)
-    yield from given.problems(plan)
-    if given.splits(plan) and not engine(plan).splits_backward:
-        yield (
-            f"schedule {given.name} runs weight gradients apart from input gradients, which implementation "
-            f"{plan.implementation} does not; use 1f1b, or implementation windtunnel"
-        )
+    """What the plan's schedule cannot run."""
+    yield from schedule_of(run.plan).problems(run.plan)

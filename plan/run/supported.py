@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from plan.implementations import IMPLEMENTATIONS, engine, implementation
 from plan.parallel import Plan, Zero
-from plan.pipeline import SCHEDULES
+from plan.pipeline import SCHEDULES, usual
 from plan.run.job import Run
 
 
@@ -32,9 +32,9 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         "plan.schedule",
-        lambda run: run.plan.schedule,
+        lambda run: _schedule(run.plan),
         tuple(SCHEDULES),
-        f"schedule: {', '.join(SCHEDULES)}",
+        lambda run: _schedule_instead(run.plan),
     ),
     Feature("plan.zero.prefetch", lambda run: _gathers(run).prefetch, (None,), "prefetch: auto, which is one unit"),
     Feature("plan.zero.live", lambda run: _gathers(run).live, (None,), "live: auto, which is two units"),
@@ -108,6 +108,19 @@ FEATURES: tuple[Feature, ...] = (
 def _gathers(run: Run) -> Zero:
     """How parameters are gathered, where they are (`plan.run.rules` refuses the keys where they are not)."""
     return run.plan.zero if run.plan.zero_stage == 3 else Zero()
+
+
+def _schedule(plan: Plan) -> str:
+    """The schedule; an implementation may have no weight gradients apart."""
+    given = SCHEDULES.get(plan.schedule)
+    apart = given is not None and given.splits(plan) and not engine(plan).splits_backward
+    return f"{plan.schedule} with implementation {plan.implementation}" if apart else plan.schedule
+
+
+def _schedule_instead(plan: Plan) -> str:
+    if plan.schedule in SCHEDULES:
+        return f"schedule: {usual(plan.virtual_pipeline)}, or implementation: windtunnel"
+    return f"schedule: {', '.join(SCHEDULES)}"
 
 
 def _offloaded(device: str, plan: Plan) -> str:
