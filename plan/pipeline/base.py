@@ -22,6 +22,10 @@ class Slot(NamedTuple):
         """The pass that crosses the boundary of two stages: a gradient comes and goes with B or with I."""
         return self._replace(phase="B") if self.phase == "I" else self
 
+    def cell(self, stage: int, stages: int) -> str:
+        """The slot in PyTorch's text form, on a stage of so many."""
+        return f"{self.chunk * stages + stage}{self.phase}{self.micro}"
+
 
 Order = Callable[[Plan, int, int], tuple[Slot, ...]]
 """The slots of a stage: (plan, micro-batches, stage)."""
@@ -39,7 +43,7 @@ def never(plan: Plan) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """One schedule. `chunks`: model chunks that a stage may hold, and `grouped`: they take micro-batches in groups.
+    """One schedule. `chunks`: model chunks that a stage may hold; several take micro-batches in groups.
     `steady` gives the micro-batches of a step that fills, repeats a few times and drains, and those of a repetition;
     None where a step has no repetition. `splits`: input and weight gradients may stand apart. `problems` are plans it
     cannot run, in sentences."""
@@ -47,7 +51,6 @@ class Schedule:
     name: str
     order: Order
     chunks: Literal["one", "several", "any"] = "one"
-    grouped: bool = False
     steady: Callable[[Plan], tuple[int, int]] | None = None
     splits: Callable[[Plan], bool] = never
     problems: Callable[[Plan], list[str]] = nothing

@@ -31,7 +31,7 @@ def abstract_ends(stages: tuple[tuple[Slot, ...], ...], chunks: int) -> Ends:
                 ends[stage, slot] = crossed[stage, slot.crossing] = clock[stage]
                 position[stage] += 1
                 moved = True
-    stuck = [f"stage {s} at {stages[s][position[s]]}" for s in range(p) if position[s] < len(stages[s])]
+    stuck = [f"stage {s} at {stages[s][position[s]].cell(s, p)}" for s in range(p) if position[s] < len(stages[s])]
     if stuck:
         raise ValueError("the schedule waits in a circle: " + "; ".join(stuck))
     return ends

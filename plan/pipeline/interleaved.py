@@ -17,4 +17,4 @@ def _steady(plan: Plan) -> tuple[int, int]:
     return 2 * plan.pipeline_parallel + 3 * plan.microbatch_group + 8, plan.microbatch_group
 
 
-INTERLEAVED = Schedule(name="interleaved-1f1b", order=_order, chunks="several", grouped=True, steady=_steady)
+INTERLEAVED = Schedule(name="interleaved-1f1b", order=_order, chunks="several", steady=_steady)

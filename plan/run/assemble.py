@@ -120,7 +120,9 @@ def _plan(spec: PlanSpec, model: Model, cluster: Cluster) -> Plan:
         pipeline_layout=spec.pipeline_layout if isinstance(spec.pipeline_layout, str) else tuple(spec.pipeline_layout),
         microbatch_group=spec.microbatch_group or spec.pipeline_parallel,
         data_parallel=data_parallel,
-        schedule=spec.schedule or usual(spec.virtual_pipeline),
+        schedule=tuple(spec.schedule)
+        if isinstance(spec.schedule, list)
+        else spec.schedule or usual(spec.virtual_pipeline),
         zero=Zero(**spec.zero.model_dump()),
         offload=Offload(**spec.offload.model_dump()),
         global_batch_size=spec.global_batch_size or spec.micro_batch_size * data_parallel,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from plan.layout import layout_problems
-from plan.pipeline import SCHEDULES, usual
+from plan.pipeline import known, usual
 from plan.pipeline import schedule as schedule_of
 from plan.run.job import Run
 from program.nearest import divisors, nearest_number
@@ -159,7 +159,7 @@ def virtual_pipeline(run: Run) -> Iterator[str]:
     """Interleaving: chunks need a pipeline, the interleaved schedule, and micro-batches in groups."""
     plan = run.plan
     p, v, m, n = plan.pipeline_parallel, plan.virtual_pipeline, plan.microbatches, plan.microbatch_group
-    given = SCHEDULES.get(plan.schedule)
+    given = schedule_of(plan) if known(plan) else None
     if v == 1:
         if given is not None and given.chunks == "several":
             yield f"schedule {given.name} needs virtual_pipeline > 1 (it is 1); use 1f1b, or virtual_pipeline 2"
@@ -174,6 +174,8 @@ def virtual_pipeline(run: Run) -> Iterator[str]:
         yield f"schedule {given.name} runs one chunk a stage, but virtual_pipeline is {v}; {repair}"
     if plan.global_batch_size % (plan.micro_batch_size * plan.data_parallel):
         return  # `batch` speaks of it; a rest of a rest would only confuse
+    if given is not None and given.chunks == "any":
+        return
     if not p <= n <= max(p, m):
         near = min(max(n, p), max(p, m))
         yield f"microbatch_group {n} must lie between pipeline_parallel {p} and the {m} micro-batches; nearest {near}"

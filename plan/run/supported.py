@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from plan.implementations import IMPLEMENTATIONS, engine, implementation
 from plan.parallel import Plan, Zero
-from plan.pipeline import SCHEDULES, usual
+from plan.pipeline import ROWS, SCHEDULES, known, schedule, usual
 from plan.run.job import Run
 
 
@@ -33,7 +33,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature(
         "plan.schedule",
         lambda run: _schedule(run.plan),
-        tuple(SCHEDULES),
+        (*SCHEDULES, ROWS.name),
         lambda run: _schedule_instead(run.plan),
     ),
     Feature("plan.zero.prefetch", lambda run: _gathers(run).prefetch, (None,), "prefetch: auto, which is one unit"),
@@ -111,16 +111,18 @@ def _gathers(run: Run) -> Zero:
 
 
 def _schedule(plan: Plan) -> str:
-    """The schedule; an implementation may have no weight gradients apart."""
-    given = SCHEDULES.get(plan.schedule)
-    apart = given is not None and given.splits(plan) and not engine(plan).splits_backward
-    return f"{plan.schedule} with implementation {plan.implementation}" if apart else plan.schedule
+    """The schedule's name; an implementation may have no weight gradients apart."""
+    if not known(plan):
+        return str(plan.schedule)
+    given = schedule(plan)
+    apart = given.splits(plan) and not engine(plan).splits_backward
+    return f"{given.name} with implementation {plan.implementation}" if apart else given.name
 
 
 def _schedule_instead(plan: Plan) -> str:
-    if plan.schedule in SCHEDULES:
+    if known(plan):
         return f"schedule: {usual(plan.virtual_pipeline)}, or implementation: windtunnel"
-    return f"schedule: {', '.join(SCHEDULES)}"
+    return f"schedule: {', '.join(SCHEDULES)}, or a file FILE.csv in PyTorch's text form"
 
 
 def _offloaded(device: str, plan: Plan) -> str:
