@@ -8,6 +8,8 @@ reduced right after its last gradient. Where a schedule runs weight gradients ap
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from compiler.builder import BlockBuilder
 from compiler.chunk import ChunkCompiler, Scope
 from compiler.fresh import add_fresh
@@ -158,10 +160,11 @@ class _Backward:
         """Give the weight half what it reads and forward did not keep."""
         for name in self.later[plan.number]:
             if name not in plan.kept:
-                received = scope[name] == self.arrived
-                port = f"half.{plan.number}.{name}"
-                self.builder.give(port, scope[name])
-                self.handed[plan.number, name] = Given(port, self.builder.buffers[scope[name]], received)
+                port, ref, buffers = f"half.{plan.number}.{name}", scope[name], self.builder.buffers
+                if buffers[ref].pool == "stash":  # no longer gone when the block ends
+                    buffers[ref] = replace(buffers[ref], pool="act")
+                self.builder.give(port, ref)
+                self.handed[plan.number, name] = Given(port, buffers[ref], received=ref == self.arrived)
 
     def _release(self) -> None:
         """Slots in which the chunk's input and gradient arrived are free again; the kept output goes."""

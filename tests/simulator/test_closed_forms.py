@@ -53,6 +53,17 @@ def test_weight_gradients_fill_the_drain(stages: int, more: int, weights: float)
         assert flight.step_time_s / FORWARD_S - work == pytest.approx((stages - 1) * bubble, abs=1e-9)
 
 
+def test_what_waits_for_its_weight_gradients_is_memory() -> None:
+    """The first stage of ZB-H1 holds what 1F1B's does; every later one holds one more micro-batch that waits."""
+    peaks = {}
+    for schedule in ("1f1b", "zb-h1"):
+        plan = {"pipeline_parallel": 4, "global_batch_size": 12, "schedule": schedule}
+        peaks[schedule] = [stage.parts["activations"] for stage in fly(*small(plan, layers=8), FakeProfile()).memory]
+    more = [b - a for a, b in zip(peaks["1f1b"], peaks["zb-h1"], strict=True)]
+    assert more[0] == 0
+    assert 0 < more[1] < more[2] < more[3]
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (4, 4), (4, 12)])
 def test_bubble_of_a_pipeline(schedule: str, stages: int, microbatches: int) -> None:
