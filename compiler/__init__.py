@@ -2,7 +2,8 @@
 
     plan.run.load → Run → compile_run → StepProgram → (simulator | trainer)
 
-`compiler.units` says what a unit does, `compiler.schedules` in what order a stage computes. In the order of reading:
+`compiler.units` says what a unit does, `plan.pipeline` in what order a stage computes, `compiler.schedules` when it
+sends and receives. In the order of reading:
 
 | file | what it makes |
 | --- | --- |

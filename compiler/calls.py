@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from compiler.schedules import Placement, Slot
+from compiler.schedules import Placement
 from compiler.stage import StageBlocks
 from compiler.step import Ports
 from plan.implementations import engine
+from plan.pipeline import Slot
 from program import Call, Stream
 
 _UNBOUND = (-1, -1)
@@ -50,8 +51,10 @@ class CallPlacer:
         self._done: dict[Slot, int] = {}
         self._reduced: Ports = {}
         self._shards: Ports = {}  # the last access of every slot of partitioned parameters
-        self._fresh = {(s.phase, s.chunk) for s in placement.slots}  # passes whose weights nobody has waited for yet
-        self._last = {s.chunk: s for s in placement.slots if s.phase == "B"}
+        self._fresh = {
+            (s.crossing.phase, s.chunk) for s in placement.slots
+        }  # passes whose weights nobody has waited for yet
+        self._closing = blocks.held.closing(placement.slots)
         self._weights: Ports = {}
         self._latest: int | None = None  # the last compute call
         self._microbatches = sum(slot.phase == "F" and slot.chunk == 0 for slot in placement.slots)
@@ -78,10 +81,33 @@ class CallPlacer:
         """The start of the step."""
         self._weights = self._ports(self._call(self.b.index["open"], -1, {}), "weights.")
 
-    def compute(self, slot: Slot) -> int:
-        """A forward or backward call."""
+    def compute(self, slot: Slot) -> None:
+        """A forward or backward call, or one of a half of a backward."""
+        held, chunk, crossing = self.b.held, slot.chunk, slot.crossing
+        if not held.phase(slot):
+            return
+        forward = Slot("F", slot.micro, chunk)
         ports: Ports = {} if self._latest is None else {"previous": self._port(self._latest, "tail")}
         ports |= self._shards
+        if slot.phase == "W":
+            ports |= self._ports(self._done[Slot("B", slot.micro, chunk)], "half.")
+        else:
+            ports |= self._crossed(crossing)
+        if slot.phase == "F":
+            self._done[slot] = self._latest = call = self._call(self.b.index[f"F{chunk}"], slot.micro, ports)
+        else:
+            closes = self._closing.get(slot, "")
+            block = self.b.index[held.form(slot, closes)]
+            self._done[crossing] = self._latest = call = self._call(block, slot.micro, ports, self._done[forward])
+            if closes:
+                self._reduced |= self._ports(call, "bucket.")
+        self._shards |= self._ports(call, "shard.")
+        self._release(forward, call, "x_done")
+        self._release(Slot("B", slot.micro, chunk), call, "d_done")
+
+    def _crossed(self, slot: Slot) -> Ports:
+        """What arrived for a slot, the send whose payload it frees, and weights that are read for the first time."""
+        ports: Ports = {}
         backward, chunk = slot.phase == "B", slot.chunk
         if slot in self._arrived:
             ports["d" if backward else "x"] = self._arrived[slot][0]
@@ -91,27 +117,11 @@ class CallPlacer:
         if (slot.phase, chunk) in self._fresh:
             self._fresh.discard((slot.phase, chunk))
             ports |= self._weights
-        if not backward:
-            call = self._latest = self._done[slot] = self._call(self.b.index[f"F{chunk}"], slot.micro, ports)
-            self._shards |= self._ports(call, "shard.")
-            if self.b.held.edges.partitioned:
-                self._release(slot, call, "x_done")
-            return call
-        last = slot == self._last[chunk]
-        block = self.b.index[f"B{chunk}.last" if last else f"B{chunk}"]
-        call = self._call(block, slot.micro, ports, self._done[Slot("F", slot.micro, chunk)])
-        self._latest = self._done[slot] = call
-        self._shards |= self._ports(call, "shard.")
-        if not self.b.held.edges.partitioned:
-            self._release(Slot("F", slot.micro, chunk), call, "x_done")
-        self._release(slot, call, "d_done")
-        if last:
-            self._reduced |= self._ports(call, "bucket.")
-        return call
+        return ports
 
     def _release(self, consumer: Slot, call: int, token: str) -> None:
         """A call has finished with the slot in which a consumer's input (or gradient) arrived, if it arrived."""
-        if consumer in self._arrived:
+        if consumer in self._arrived and token in self.b.out_ports[self.calls[call].block]:
             ring = self._rings[consumer.phase == "B", consumer.chunk]
             ring.free.append((self._arrived[consumer][1], self._port(call, token)))
 
@@ -146,7 +156,7 @@ class CallPlacer:
                 self.receive(Slot("B" if transfer.backward else "F", transfer.micro, transfer.target_chunk))
             self.compute(slot)
             for _ in self.placement.sends[position]:
-                self.send(slot)
+                self.send(slot.crossing)
 
     def _batched(self) -> None:
         """Megatron-LM's non-interleaved loop: warm-up, one forward and one backward with paired transfers, drain."""
@@ -208,7 +218,8 @@ class CallPlacer:
         streams: list[Stream] = ["send_bwd" if backward else "send_fwd" for backward, _ in left]
         if block is None:
             block = self.b.close(list(self._reduced), streams)
-        bound = self._reduced | {"tail": self._port(self._done[self.placement.slots[-1]], "tail")}
+        assert self._latest is not None  # a step computes
+        bound = self._reduced | {"tail": self._port(self._latest, "tail")}
         bound |= {f"sent.{i}": port for i, (_, port) in enumerate(left)}
         self._call(block, -1, bound)
         return list(self._reduced), streams

@@ -47,7 +47,7 @@ class Partitioned(Protocol):
 
 
 class ChunkCompiler:
-    """Emits units into a builder. One instance a block; `after_grad(param name, builder)` is called after the
+    """Emits units into a builder. One instance a block; `after_grad(param name, phase)` is called after the
     instruction that makes the chunk's contribution to a parameter's gradient."""
 
     def __init__(
@@ -64,7 +64,7 @@ class ChunkCompiler:
         self.rings = rings
         self.first_waits = dict(wait_weights or {})  # bucket -> in-port of its all-gather
         self.serial = serial
-        self.after_grad: Callable[[str], None] | None = None
+        self.after_grad: Callable[[str, Phase], None] | None = None
         self.shards: Partitioned | None = None
         self._unit = -1
         self._latest: int | None = None  # the last compute instruction
@@ -129,7 +129,7 @@ class ChunkCompiler:
         self.compute(phase, step.kind, number, step.piece, reads, writes, step.body, after)
         if self.after_grad is not None:
             for name in dict.fromkeys(n[2:] for n in step.writes if n.startswith("g:")):
-                self.after_grad(name)
+                self.after_grad(name, phase)
 
     def share(self, plan: UnitPlan, scope: Scope) -> None:
         """Keep this rank's share of the unit's input; the input itself goes when the unit has read it."""

@@ -7,14 +7,21 @@ from compiler.edges import Edges
 from compiler.parameters import Parameters, lay_out, unit_params
 from compiler.recompute import UnitPlan, share_saved, unit_plan
 from compiler.rings import Rings
-from compiler.schedules import Slot
 from compiler.shards import Shards
 from compiler.units import HEAD, TABLE, AdamNumbers, UnitShape, embedding, head, layer
 from plan.model import Model
 from plan.parallel import Plan
+from plan.pipeline import Slot
 from program import Buffer, Param, Phase, Stream
+from program.lines import Lines
 
 Units = tuple[tuple[int, ...], ...]  # units of each chunk
+
+
+def _halved(chunk: list[UnitPlan]) -> bool:
+    """Whether a chunk's backward computes in both halves."""
+    computed = [part for plan in chunk for part in plan.unit.backward if isinstance(part, Lines)]
+    return len({part.phase == "W" for part in computed}) == 2
 
 
 class Held:
@@ -32,12 +39,13 @@ class Held:
         batched: bool,
     ) -> None:
         self.model, self.plan, self.optimizer, self.e = model, plan, optimizer, e
-        self.units, self.stage, self.batched = units, stage, batched
-        self._last = {slot.chunk: i for i, slot in enumerate(slots) if slot.phase == "B"}
+        self.units, self.stage, self.batched, self.slots = units, stage, batched, slots
+        self._last = {slot.chunk: i for i, slot in enumerate(slots) if slot.phase in ("B", "W")}
         self.rings = Rings()
         self.edges = Edges(e, plan, self.rings)
         self.here = {u for chunk in units for u in chunk}
         self.chunks = [[self._unit_plan(u, i) for i, u in enumerate(chunk)] for chunk in units]
+        self.halved = [_halved(chunk) for chunk in self.chunks]
         self.parameters = self._parameters()
         self.shards = Shards(plan, self.parameters, self.rings, self.chunks)
         self.scalars = len(self.parameters.buffers)  # loss, then stats
@@ -71,6 +79,28 @@ class Held:
         if self.batched:
             return "send_fwd" if backward else "send_bwd"
         return "recv_bwd" if backward else "recv_fwd"
+
+    # --- halves of the backward
+
+    def phase(self, slot: Slot) -> str:
+        """The block of a slot: a backward that has one half only is run whole where the input half stands."""
+        if self.halved[slot.chunk] or slot.phase in ("F", "B"):
+            return slot.phase
+        return "B" if slot.phase == "I" else ""
+
+    def closing(self, slots: tuple[Slot, ...]) -> dict[Slot, str]:
+        """The slots that make the last input half (I), the last weight half (W) of a chunk's gradients, or both."""
+        found: dict[Slot, str] = {}
+        for half in "IW":
+            for slot in {s.chunk: s for s in slots if self.phase(s) in ("B", half)}.values():
+                found[slot] = found.get(slot, "") + half
+        return {slot: found[slot] for slot in slots if slot in found}
+
+    def form(self, slot: Slot, closes: str) -> str:
+        """The name of the block of a backward slot that closes these halves."""
+        phase = self.phase(slot)
+        last = f".last{closes if phase == 'B' and closes != 'IW' else ''}" if closes else ""
+        return f"{phase}{slot.chunk}{last}"
 
     # --- units and parameters
 

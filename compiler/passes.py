@@ -3,21 +3,24 @@
 A forward block takes the chunk's input from a receive (or loads tokens), and hands over its output and everything
 backward reads. A backward block takes those, runs recompute instructions (phase R) where the plan asks, and hands the
 gradient of the chunk's input to a send. It has a second form for the last micro-batch, in which each gradient bucket is
-reduced right after its last gradient.
+reduced right after its last gradient. Where a schedule runs weight gradients apart it leaves them to `compiler.halves`.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from compiler.builder import BlockBuilder
 from compiler.chunk import ChunkCompiler, Scope
 from compiler.fresh import add_fresh
+from compiler.halves import Given, Handed, take_saved, weight_half
 from compiler.held import Held
-from compiler.offload import copied_early, copy_gradient
 from compiler.recompute import UnitPlan
+from compiler.reduced import Unreduced
 from compiler.shards import BlockShards
-from compiler.step import COPIED, reduce_bucket
 from plan.implementations import engine
-from program import Block, Bucket, Buffer, Phase
+from program import Block, Phase
+from program.lines import Part
 
 
 def forward_block(held: Held, chunk: int) -> Block:
@@ -71,51 +74,28 @@ def _gathers(held: Held, builder: BlockBuilder, chunk: int, phase: Phase) -> dic
     return {b: builder.take(f"weights.{b}", "dp", None) for b in used}
 
 
-class Unreduced:
-    """Gradients that the last micro-batch has still to make in each bucket, over all chunks of the stage."""
-
-    def __init__(self, held: Held) -> None:
-        self.plan, self.buckets, self.bucket_of = held.plan, held.parameters.buckets, held.names.bucket_of
-        self.missing: dict[int, int] = {}
-        for step in (step for plans in held.chunks for plan in plans for step in plan.unit.backward):
-            for name in dict.fromkeys(n for n in step.writes if n.startswith("g:")):
-                bucket = self.bucket_of[name[2:]]
-                self.missing[bucket] = self.missing.get(bucket, 0) + 1
-
-    def made(self, builder: BlockBuilder, name: str) -> None:
-        """A parameter's gradient was just made."""
-        bucket = self.buckets[self.bucket_of[name]]
-        if bucket.gradients_sharded:
-            return
-        self.missing[bucket.index] -= 1
-        if self.missing[bucket.index] == 0:
-            self._complete(builder, bucket)
-
-    def _complete(self, builder: BlockBuilder, bucket: Bucket) -> None:
-        """A bucket's last gradient was just made: reduce it, and copy it to the host, beside what follows."""
-        index = len(builder.instructions) - 1
-        if self.plan.data_parallel > 1 and engine(self.plan).overlaps_gradients:
-            index = reduce_bucket(builder, self.plan, bucket, index)
-            builder.give(f"bucket.{bucket.index}", None, index)
-        if copied_early(self.plan, bucket):
-            builder.give(f"{COPIED}{bucket.index}", None, copy_gradient(builder, bucket, (index,)))
-
-
-def backward_block(held: Held, chunk: int, unreduced: Unreduced | None) -> Block:
-    """The backward of a chunk; `unreduced` when this is the form of the last micro-batch."""
-    return _Backward(held, chunk, unreduced).block()
+def backward_block(
+    held: Held, chunk: int, name: str, halved: bool, closes: str, unreduced: Unreduced
+) -> tuple[Block, Handed]:
+    """The backward of a chunk, or where it is `halved` its input half and what that hands to the weight half. `closes`:
+    the halves of whose gradients this form makes the last."""
+    made = _Backward(held, chunk, name, halved, closes, unreduced)
+    return made.block(), made.handed
 
 
 class _Backward:
     """One backward block in the making."""
 
-    def __init__(self, held: Held, chunk: int, unreduced: Unreduced | None) -> None:
-        self.held, self.chunk, self.unreduced = held, chunk, unreduced
+    def __init__(self, held: Held, chunk: int, name: str, halved: bool, closes: str, unreduced: Unreduced) -> None:
+        self.held, self.chunk, self.halved, self.closes = held, chunk, halved, closes
         self.first, self.last = held.first(chunk), held.last(chunk)
         self.plans = held.chunks[chunk]
         self.order = [plan.number for plan in reversed(self.plans)]
-        self.builder = BlockBuilder(f"B{chunk}" if unreduced is None else f"B{chunk}.last")
+        self.builder = BlockBuilder(name)
         self.compiler = _compiler(held, self.builder, chunk, "B")
+        unreduced.watch(self.compiler, closes)
+        self.handed: Handed = {}
+        self.later = {plan.number: weight_half(plan.unit)[1] if halved else () for plan in self.plans}
 
     def block(self) -> Block:
         """The block: what it takes, its units in reverse, what it hands over."""
@@ -141,21 +121,24 @@ class _Backward:
         if not self.first:
             compiler.free_on_entry("sent", "send_bwd", held.edges.carried())
         self.scopes: dict[int, Scope] = {
-            plan.number: {name: self._take_saved(plan, name) for name in plan.kept} for plan in self.plans
+            plan.number: {name: self._take_saved(plan, name) for name in self._saved(plan)} for plan in self.plans
         }
         self.sent = None if self.last or not held.edges.kept else held.edges.take_sent(compiler, self.order[0])
         self.arrived = None if self.last else held.edges.arrive(compiler, "B", self.order[0], held.arrival(True))
-        if (unreduced := self.unreduced) is not None:
-            compiler.after_grad = lambda name: unreduced.made(self.builder, name)
-        last = unreduced is not None
+        last = bool(self.closes)
         compiler.shards = self.shards = BlockShards(held.shards, self.builder, "B", self.order, last=last)
 
+    def _parts(self, plan: UnitPlan) -> tuple[Part, ...]:
+        """The unit's backward as far as this block runs it."""
+        return tuple(part for part in plan.unit.backward if not (self.halved and part.phase == "W"))
+
+    def _saved(self, plan: UnitPlan) -> list[str]:
+        """What of the kept tensors this block reads."""
+        read = {name for part in (*plan.repeated, *self._parts(plan)) for name in part.reads}
+        return [name for name in plan.kept if name in read or not self.halved]
+
     def _take_saved(self, plan: UnitPlan, name: str) -> int:
-        spec = plan.unit.tensors[name]
-        first = plan is self.plans[0] and name == plan.unit.source and not self.first
-        received = first and not self.held.edges.partitioned  # else the slot's contents were joined into a buffer
-        buffer = Buffer(spec.shape, spec.dtype, spec.pool, name)
-        return self.builder.take(f"{plan.number}.{name}", "compute", buffer, consume=not received)
+        return take_saved(self.held, self.builder, self.chunk, plan, name, last=name not in self.later[plan.number])
 
     def _unit(self, plan: UnitPlan, gradient: int | None) -> int | None:
         """A unit's recompute and backward on the gradient of its output; returns the gradient of its input."""
@@ -168,17 +151,28 @@ class _Backward:
             scope["targets"] = compiler.load(plan.unit, plan.number, "targets")
         if gradient is not None:
             scope["d2"] = gradient
-        compiler.steps(plan, plan.unit.backward, scope)
+        compiler.steps(plan, self._parts(plan), scope)
         self.shards.end(plan.number)
+        self._hand_over(plan, scope)
         return scope.get("d0")
+
+    def _hand_over(self, plan: UnitPlan, scope: Scope) -> None:
+        """Give the weight half what it reads and forward did not keep."""
+        for name in self.later[plan.number]:
+            if name not in plan.kept:
+                port, ref, buffers = f"half.{plan.number}.{name}", scope[name], self.builder.buffers
+                if buffers[ref].pool == "stash":  # no longer gone when the block ends
+                    buffers[ref] = replace(buffers[ref], pool="act")
+                self.builder.give(port, ref)
+                self.handed[plan.number, name] = Given(port, buffers[ref], received=ref == self.arrived)
 
     def _release(self) -> None:
         """Slots in which the chunk's input and gradient arrived are free again; the kept output goes."""
         builder = self.builder
-        if not self.first:
+        if not self.first and self.plans[0].unit.source not in self.later[self.order[-1]]:
             source = self.scopes[self.order[-1]][self.plans[0].unit.source]
             builder.give("x_done", None, builder.done_with(source))
-        if self.arrived is not None:
+        if self.arrived is not None and not any(given.received for given in self.handed.values()):
             builder.give("d_done", None, builder.done_with(self.arrived))
         if self.sent is not None:
             builder.discard(self.sent, builder.last_of("compute"))

@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+from compiler.halves import Handed, weight_block
 from compiler.held import Held
-from compiler.passes import Unreduced, backward_block, forward_block
+from compiler.passes import backward_block, forward_block
+from compiler.reduced import Unreduced
 from compiler.step import close_block, open_block
 from compiler.transfers import exchange_block, transfer_block
 from plan.implementations import engine
+from plan.pipeline import Slot
 from program import Block, Buffer, Comm, CommOp, Phase, Role, Stream
 from program.lines import Tensor
 
@@ -28,18 +31,34 @@ class StageBlocks:
         self.index: dict[str, int] = {}
         self.in_ports: list[tuple[tuple[str, int], ...]] = []
         self.out_ports: list[dict[str, int]] = []
+        self._handed: dict[int, Handed] = {}  # by chunk, what its input half hands to its weight half
 
     def compile(self) -> None:
         """Make every block but transfers and `close`."""
         held = self.held
         self._block("open", open_block(held.plan, held.parameters, held.scalars))
+        closing = held.closing(held.slots)
+        plain = {held.form(s, ""): s for s in held.slots if s not in closing and s.phase != "F" and held.phase(s)}
+        unreduced = Unreduced(held)
         for chunk in range(len(held.units)):
             self._block(f"F{chunk}", forward_block(held, chunk))
-            if held.plan.microbatches > 1:
-                self._block(f"B{chunk}", backward_block(held, chunk, None), f"F{chunk}")
-        unreduced = Unreduced(held)
-        for chunk in held.last_backwards():
-            self._block(f"B{chunk}.last", backward_block(held, chunk, unreduced), f"F{chunk}")
+            for name, slot in sorted(plain.items()):
+                if slot.chunk == chunk:
+                    self._backward(name, slot, "", unreduced)
+        for slot, closes in closing.items():
+            self._backward(held.form(slot, closes), slot, closes, unreduced)
+
+    def _backward(self, name: str, slot: Slot, closes: str, unreduced: Unreduced) -> None:
+        """The block of a backward slot. `closes`: the halves of whose gradients it makes the last."""
+        held, chunk = self.held, slot.chunk
+        phase = held.phase(slot)
+        if phase == "W":
+            block = weight_block(held, chunk, name, self._handed[chunk], closes, unreduced)
+        else:
+            block, handed = backward_block(held, chunk, name, phase == "I", closes, unreduced)
+            if phase == "I":
+                self._handed[chunk] = handed
+        self._block(name, block, f"F{chunk}")
 
     def _block(self, name: str, block: Block, forward: str | None = None) -> int:
         """Add a block; `forward` names the block whose out-ports a backward block's in-ports are called after."""

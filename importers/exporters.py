@@ -10,6 +10,7 @@ norm have flags in Megatron-DeepSpeed only.
 from plan.layout import unit_counts
 from plan.model import Model
 from plan.parallel import Plan
+from plan.pipeline import INTERLEAVED, ONE_F_ONE_B, schedule
 from plan.run import Run
 from program.errors import InputError
 
@@ -53,11 +54,12 @@ def _without_flag(run: Run) -> list[str]:
         or scaling.kind == "linear"
         or ((scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_max_positions) == (1.0, 4.0, 8192))
     )
+    flagged = (ONE_F_ONE_B, INTERLEAVED)
     checks = (
         (plan.zero_stage <= 1, f"zero_stage {plan.zero_stage}", "0 or 1"),
         (plan.hybrid == "none", f"hybrid {plan.hybrid}", "none"),
         (plan.gradient_compression == "none", f"gradient_compression {plan.gradient_compression}", "none"),
-        (plan.schedule in ("1f1b", "interleaved-1f1b"), f"schedule {plan.schedule}", "1f1b or interleaved-1f1b"),
+        (schedule(plan) in flagged, f"schedule {schedule(plan).name}", " or ".join(each.name for each in flagged)),
         (plan.precision in ("fp32", "fp16", "bf16"), f"precision {plan.precision}", "fp32, fp16 or bf16"),
         (plan.rank_order in ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"), f"rank_order {plan.rank_order}", "tp-cp-ep-dp-pp"),
         (plan.offload.parameters == "none", f"offload.parameters {plan.offload.parameters}", "none"),

@@ -12,7 +12,6 @@ them.
 from dataclasses import dataclass
 from typing import Literal
 
-Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "zb-h1"]
 Precision = Literal["fp64", "fp32", "fp16", "bf16", "fp8"]
 Recompute = Literal["none", "selective", "full", "layers"]
 
@@ -84,7 +83,8 @@ class Plan:
     expert_parallel: int = 1
     data_parallel: int = 1
     rank_order: str = "tp-cp-ep-dp-pp"
-    schedule: str = "1f1b"
+    schedule: str | tuple[str, ...] = "1f1b"
+    """A name of `plan.pipeline`, or the rows of one that is written out (`plan.pipeline.rows`)."""
     zero_stage: int = 1
     zero: Zero = Zero()
     offload: Offload = Offload()

@@ -151,13 +151,15 @@ def schedule_csv(program: StepProgram) -> str:
 def _cells(stage: RankProgram, firsts: list[int]) -> list[str]:
     kinds = [_kinds(block) for block in stage.blocks]
     chunks = [_chunk(stage, block) for block in stage.blocks]
-    halves = {chunks[b] for b in range(len(kinds)) if kinds[b] == {"I"}}  # where the schedule splits backward
+    backward = [(chunks[b], "W" in kinds[b]) for b in range(len(kinds)) if kinds[b] and "F" not in kinds[b]]
+    halves = {chunk for chunk, weights in backward if not weights and (chunk, True) in backward}
     cells = []
     for call in stage.calls:
         kind, chunk = kinds[call.block], chunks[call.block]
         if call.micro < 0 or chunk is None or not kind:
             continue
-        action = "F" if "F" in kind else "B" if chunk not in halves or len(kind) > 1 else next(iter(kind))
+        half = "W" if kind == {"W"} else "B" if "W" in kind else "I"
+        action = "F" if "F" in kind else half if chunk in halves else "B"
         cells.append(f"{firsts.index(chunk)}{action}{call.micro}")
     return list(dict.fromkeys(cells))
 

@@ -46,7 +46,7 @@ def _title(forecast: Forecast) -> str:
     choices = (
         layout,
         f"ZeRO-{plan['zero_stage']}",
-        plan["schedule"],
+        plan["schedule"] if isinstance(plan["schedule"], str) else "a schedule of its own",
         plan["precision"],
         f"recompute {_plain(plan['recompute'])}",
     )

@@ -175,7 +175,7 @@ def shape(rng: Random, device: str, ranks: int) -> dict[str, Any]:
         "plan.tensor_parallel": t, "plan.pipeline_parallel": p, "plan.data_parallel": d, "plan.virtual_pipeline": v,
         "plan.pipeline_layout": units(rng, layers + 2, stages), "plan.micro_batch_size": micro,
         "plan.global_batch_size": batch, "plan.microbatch_group": group if v > 1 else "auto",
-        "plan.schedule": rng.choice(["auto", "interleaved-1f1b"]) if v > 1 else rng.choice(["auto", "gpipe", "1f1b"]),
+        "plan.schedule": rng.choice(["auto", "interleaved-1f1b"] if v > 1 else ["auto", "gpipe", "1f1b", "zb-h1"]),
     }  # fmt: skip
     if t > 1 and seq % t == 0:
         found["plan.sequence_parallel"] = rng.random() < 0.6
@@ -227,6 +227,10 @@ def agree(rng: Random, c: dict[str, Any]) -> None:
     if isinstance(c["model.ffn"], str) and t == 3:
         c["model.ffn"] = 24
     unless(t == 1, "plan.loss_chunks")
+    if c.get("plan.schedule") == "zb-h1":
+        unless(False, "plan.implementation", "plan.partition_activations", "plan.recompute.layers")
+        unless(c.get("plan.recompute") != "full", "plan.recompute")
+        c["plan.zero_stage"] = rng.choice([0, 1])
     if c.get("plan.zero_stage", 1) > 1 and p > 1:
         c["plan.zero_stage"] = rng.choice([0, 1])
     stage, engine = c.get("plan.zero_stage", 1), c.get("plan.implementation", "windtunnel")

@@ -59,6 +59,8 @@ class Engine:
     # --- pipeline
     transfers: Transfers = "separate"
     """Sends and receives on four streams; a send paired with the opposite receive; one blocking transfer at a time."""
+    splits_backward: bool = False
+    """Weight gradients may be made in calls of their own (`Schedule.splits`)."""
     keeps_output: bool = False
     """A stage keeps the output it sent until its backward, and sends partitioned tensors."""
 

@@ -38,6 +38,7 @@ from plan.implementations.base import (
     zero_shards,
 )
 from plan.parallel import Plan
+from plan.pipeline import ONE_F_ONE_B, schedule
 
 
 def _engine(plan: Plan) -> Engine:
@@ -104,9 +105,9 @@ def _problems(plan: Plan) -> list[str]:
     if plan.zero_stage > 1:
         return []
     found = []
-    if plan.schedule != "1f1b":
+    if (given := schedule(plan)) is not ONE_F_ONE_B:
         found.append(
-            f"implementation deepspeed has one pipeline schedule, 1f1b, but schedule is {plan.schedule}; use 1f1b"
+            f"implementation deepspeed has one pipeline schedule, 1f1b, but schedule is {given.name}; use 1f1b"
         )
     needed = {"fp16": "fp16", "fp64": "fp64"}.get(plan.precision, "fp32")
     if plan.gradient_dtype not in (needed, plan.precision):

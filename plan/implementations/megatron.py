@@ -18,10 +18,11 @@ from plan.implementations.base import (
     zero_shards,
 )
 from plan.parallel import Plan
+from plan.pipeline import ONE_F_ONE_B, schedule
 
 
 def _engine(plan: Plan) -> Engine:
-    paired = plan.schedule == "1f1b" and plan.virtual_pipeline == 1
+    paired = schedule(plan) is ONE_F_ONE_B and plan.virtual_pipeline == 1
     return Engine(
         megatron_layers=True,
         even_layers=True,

@@ -11,6 +11,7 @@ from plan import presets
 from plan.implementations import implementation
 from plan.model import Model, RopeScaling
 from plan.parallel import Communication, Offload, Plan, Recompute, Zero, auto_bucket_mb
+from plan.pipeline import usual
 from plan.run.job import Budget, Checkpoint, Data, LrSchedule, Optimizer, Run, Train
 from plan.run.schema import ClusterSpec, ModelSpec, OptimizerSpec, PlanSpec, RecomputeLayersSpec, RopeScalingSpec
 from program import cluster as clusters
@@ -113,14 +114,15 @@ def _plan(spec: PlanSpec, model: Model, cluster: Cluster) -> Plan:
     data_parallel = spec.data_parallel or max(1, cluster.gpus // model_parallel)
     recompute: Recompute = "layers" if isinstance(spec.recompute, RecomputeLayersSpec) else spec.recompute
     communication, chosen = spec.communication, implementation(spec.implementation)
-    interleaved = "interleaved-1f1b" if spec.virtual_pipeline > 1 else "1f1b"
     unfused = chosen.unfused_attention(spec.zero_stage, model.attention_dropout)
     return Plan(
         **spec.model_dump(exclude=_DERIVED),
         pipeline_layout=spec.pipeline_layout if isinstance(spec.pipeline_layout, str) else tuple(spec.pipeline_layout),
         microbatch_group=spec.microbatch_group or spec.pipeline_parallel,
         data_parallel=data_parallel,
-        schedule=spec.schedule or interleaved,
+        schedule=tuple(spec.schedule)
+        if isinstance(spec.schedule, list)
+        else spec.schedule or usual(spec.virtual_pipeline),
         zero=Zero(**spec.zero.model_dump()),
         offload=Offload(**spec.offload.model_dump()),
         global_batch_size=spec.global_batch_size or spec.micro_batch_size * data_parallel,

@@ -143,4 +143,6 @@ def _plan_dict(plan: Plan) -> dict[str, Any]:
         values["microbatch_group"] = "auto"  # it follows pipeline_parallel, also when that is overridden
     if not isinstance(plan.pipeline_layout, str):
         values["pipeline_layout"] = list(plan.pipeline_layout)
+    if not isinstance(plan.schedule, str):
+        values["schedule"] = list(plan.schedule)
     return values | {"zero": _auto(values["zero"])}

@@ -96,6 +96,7 @@ def _is_key(part: object, raw: Mapping[str, Any], loc: tuple[Any, ...]) -> bool:
 OTHER_FORMS = {
     "plan.recompute": ", or {layers: n}",
     "plan.pipeline_layout": ", or a list with the number of units of each stage",
+    "plan.schedule": ", FILE.csv, or a list with the rows of one",
     "model.rope.scaling": ", or a mapping with kind and factor",
 }
 BOUNDS = {

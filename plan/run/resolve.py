@@ -4,9 +4,11 @@ All problems of all sections are collected before anything is raised, so that on
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from plan import presets
+from plan.pipeline import rows_of
 from plan.run import rules
 from plan.run.assemble import assemble
 from plan.run.job import Run
@@ -14,6 +16,7 @@ from plan.run.reading import read_section
 from plan.run.schema import SECTIONS, Spec
 from plan.run.stand_ins import said_of_both, stand_in
 from program.errors import InputError, NotYetForecast
+from program.files import text_of
 from program.nearest import did_you_mean, nearest_name
 
 
@@ -89,12 +92,25 @@ def _read_one(name: str, spec: type[Spec], raw: object) -> tuple[Spec | None, li
 
 def _filled(name: str, raw: object) -> tuple[object, list[str]]:
     """A section with its preset or config.json filled in, and what was wrong with the name."""
+    if name == "plan":
+        return _schedule_file(raw)
     if name not in ("model", "cluster"):
         return raw, []
     if isinstance(raw, Mapping) and raw.get("gpus") is not None and "nodes" not in raw:
         raw = {**raw, "nodes": "auto"}  # `gpus: 20` stands instead of the preset's node count
     filled, problems = _config_json(raw) if name == "model" else (raw, [])
     return (filled, problems) if problems else presets.fill(name, filled)
+
+
+def _schedule_file(raw: object) -> tuple[object, list[str]]:
+    """A plan whose `schedule` is the path of a CSV, with the file's rows in its place; any other unchanged."""
+    path = raw.get("schedule") if isinstance(raw, Mapping) else None
+    if not (isinstance(raw, Mapping) and isinstance(path, str) and path.endswith(".csv")):
+        return raw, []
+    try:
+        return {**raw, "schedule": rows_of(text_of(Path(path)))}, []
+    except InputError as error:
+        return None, list(error.problems)
 
 
 def _config_json(raw: object) -> tuple[object, list[str]]:

@@ -22,6 +22,7 @@ RULES: tuple[Callable[[Run], Iterator[str]], ...] = (
     degrees.sequence_parallel,
     degrees.layers,
     degrees.virtual_pipeline,
+    degrees.schedule,
     options.zero_with_pipeline,
     options.own,
     options.attention,

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 from plan.layout import layout_problems
+from plan.pipeline import known, usual
+from plan.pipeline import schedule as schedule_of
 from plan.run.job import Run
 from program.nearest import divisors, nearest_number
 
@@ -157,20 +159,23 @@ def virtual_pipeline(run: Run) -> Iterator[str]:
     """Interleaving: chunks need a pipeline, the interleaved schedule, and micro-batches in groups."""
     plan = run.plan
     p, v, m, n = plan.pipeline_parallel, plan.virtual_pipeline, plan.microbatches, plan.microbatch_group
+    given = schedule_of(plan) if known(plan) else None
     if v == 1:
-        if plan.schedule == "interleaved-1f1b":
-            yield "schedule interleaved-1f1b needs virtual_pipeline > 1 (it is 1); use 1f1b, or virtual_pipeline 2"
+        if given is not None and given.chunks == "several":
+            yield f"schedule {given.name} needs virtual_pipeline > 1 (it is 1); use 1f1b, or virtual_pipeline 2"
         elif n != p:
             yield f"microbatch_group {n} needs virtual_pipeline > 1 (it is 1) to have an effect; use auto"
         return
     if p == 1:
         yield f"virtual_pipeline {v} needs pipeline_parallel > 1 (it is 1); use virtual_pipeline 1"
         return
-    if plan.schedule in ("1f1b", "gpipe"):
-        repair = "use interleaved-1f1b, or virtual_pipeline 1"
-        yield f"schedule {plan.schedule} runs one chunk a stage, but virtual_pipeline is {v}; {repair}"
+    if given is not None and given.chunks == "one":
+        repair = f"use {usual(v)}, or virtual_pipeline 1"
+        yield f"schedule {given.name} runs one chunk a stage, but virtual_pipeline is {v}; {repair}"
     if plan.global_batch_size % (plan.micro_batch_size * plan.data_parallel):
         return  # `batch` speaks of it; a rest of a rest would only confuse
+    if given is not None and given.chunks == "any":
+        return
     if not p <= n <= max(p, m):
         near = min(max(n, p), max(p, m))
         yield f"microbatch_group {n} must lie between pipeline_parallel {p} and the {m} micro-batches; nearest {near}"
@@ -183,3 +188,8 @@ def virtual_pipeline(run: Run) -> Iterator[str]:
             f"interleaving runs micro-batches in groups of {n}: {m} leave a rest of {m % n}, which must be 0 or "
             f"at least pipeline_parallel {p}; nearest: global_batch_size {batches}{group}"
         )
+
+
+def schedule(run: Run) -> Iterator[str]:
+    """What the plan's schedule cannot run."""
+    yield from schedule_of(run.plan).problems(run.plan)

@@ -159,7 +159,7 @@ class PlanSpec(Spec):
     expert_parallel: Count = 1
     data_parallel: Annotated[Count | None, Auto] = None
     rank_order: str = "tp-cp-ep-dp-pp"
-    schedule: Annotated[str | None, Auto] = None
+    schedule: Annotated[str | Annotated[list[str], Field(min_length=1)] | None, Auto] = None
     zero_stage: Annotated[Whole, Field(ge=0, le=3)] = 1
     zero: ZeroSpec = ZeroSpec()
     offload: OffloadSpec = OffloadSpec()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from plan.implementations import IMPLEMENTATIONS, engine, implementation
 from plan.parallel import Plan, Zero
+from plan.pipeline import ROWS, SCHEDULES, known, schedule, usual
 from plan.run.job import Run
 
 
@@ -31,9 +32,9 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         "plan.schedule",
-        lambda run: run.plan.schedule,
-        ("gpipe", "1f1b", "interleaved-1f1b"),
-        "schedule: 1f1b or interleaved-1f1b",
+        lambda run: _schedule(run.plan),
+        (*SCHEDULES, ROWS.name),
+        lambda run: _schedule_instead(run.plan),
     ),
     Feature("plan.zero.prefetch", lambda run: _gathers(run).prefetch, (None,), "prefetch: auto, which is one unit"),
     Feature("plan.zero.live", lambda run: _gathers(run).live, (None,), "live: auto, which is two units"),
@@ -107,6 +108,21 @@ FEATURES: tuple[Feature, ...] = (
 def _gathers(run: Run) -> Zero:
     """How parameters are gathered, where they are (`plan.run.rules` refuses the keys where they are not)."""
     return run.plan.zero if run.plan.zero_stage == 3 else Zero()
+
+
+def _schedule(plan: Plan) -> str:
+    """The schedule's name; an implementation may have no weight gradients apart."""
+    if not known(plan):
+        return str(plan.schedule)
+    given = schedule(plan)
+    apart = given.splits(plan) and not engine(plan).splits_backward
+    return f"{given.name} with implementation {plan.implementation}" if apart else given.name
+
+
+def _schedule_instead(plan: Plan) -> str:
+    if known(plan):
+        return f"schedule: {usual(plan.virtual_pipeline)}, or implementation: windtunnel"
+    return f"schedule: {', '.join(SCHEDULES)}, or a file FILE.csv in PyTorch's text form"
 
 
 def _offloaded(device: str, plan: Plan) -> str:

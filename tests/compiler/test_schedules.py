@@ -1,11 +1,19 @@
 """Schedules: golden orders, closed forms, and the one global order of transfers."""
 
+import ast
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler.schedules import BACKWARD_TIME, FORWARD_TIME, Slot, abstract_ends, orders, placements
+from compiler.schedules import placements
 from plan.parallel import Plan
+from plan.pipeline import ROWS, SCHEDULES, TIMES, Slot, abstract_ends, orders
+from program import Repeated
+from tests.simulator.runs import small
+
+ROOT = Path(__file__).parents[2]
 
 
 def plan(p: int, m: int, v: int = 1, schedule: str = "1f1b", group: int | None = None) -> Plan:
@@ -28,6 +36,37 @@ def test_1f1b_warms_up_alternates_and_drains() -> None:
     assert text(last) == "F0 B0 F1 B1 F2 B2 F3 B3"
 
 
+def test_zb_h1_keeps_weight_gradients_for_the_drain() -> None:
+    """The first stage parts nothing; the last of three keeps two back, and those that meet their own are joined."""
+    first, middle, last = orders(plan(3, 4, schedule="zb-h1"))
+    assert text(first) == "F0 F1 F2 B0 F3 B1 B2 B3"
+    assert text(middle) == "F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3"
+    assert text(last) == "F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3"
+    assert text(orders(plan(2, 1, schedule="zb-h1"))[1]) == "F0 B0"
+
+
+@pytest.mark.parametrize(("p", "m"), [(1, 64), (2, 63), (4, 80)])
+def test_the_steady_state_of_zb_h1_is_a_repetition(p: int, m: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = {"pipeline_parallel": p, "schedule": "zb-h1", "global_batch_size": m}
+    short, _ = small(wanted)
+    assert all(isinstance(stage.calls, Repeated) for stage in short.classes)
+    monkeypatch.setattr("compiler.schedules.FEWEST", m)
+    whole, _ = small(wanted)
+    assert not any(isinstance(stage.calls, Repeated) for stage in whole.classes)
+    assert short.hash == whole.hash
+
+
+def test_nobody_compares_names_of_schedules() -> None:
+    """They are asked what they do (`plan.pipeline`); importers and rows of measurements read other people's names."""
+    names = {ast.unparse(ast.Constant(name)) for name in (*SCHEDULES, ROWS.name)} - {"'csv'"}
+    rooms = ("plan", "compiler", "program", "simulator", "trainer", "reports", "windtunnel")
+    files = [file for room in rooms for file in (ROOT / room).rglob("*.py")]
+    trees = {str(file): ast.parse(file.read_text(encoding="utf-8")) for file in files}
+    compared = {file: node.lineno for file, tree in trees.items() for node in ast.walk(tree)
+                if isinstance(node, ast.Compare) and names & set(map(ast.unparse, ast.walk(node)))}  # fmt: skip
+    assert compared == {}
+
+
 def test_gpipe_runs_all_forwards_first() -> None:
     assert text(orders(plan(2, 3, schedule="gpipe"))[1]) == "F0 F1 F2 B0 B1 B2"
 
@@ -43,7 +82,7 @@ def test_interleaved_golden_order_of_two_stages_two_chunks_four_micro_batches() 
 @pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 8), (8, 8), (5, 17)])
 def test_bubble_is_p_minus_1_of_m_plus_p_minus_1(p: int, m: int, schedule: str) -> None:
     ends = abstract_ends(orders(plan(p, m, schedule=schedule)), 1)
-    span, busy = max(ends.values()), m * (FORWARD_TIME + BACKWARD_TIME)
+    span, busy = max(ends.values()), m * (TIMES["F"] + TIMES["B"])
     assert (span - busy) / span == pytest.approx((p - 1) / (m + p - 1))
 
 

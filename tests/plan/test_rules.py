@@ -128,6 +128,15 @@ a graph of blocking launches:
 warm-up longer than decay:
   over: {optimizer: {schedule: {warmup_steps: 100, decay_steps: 100}}}
   says: ["warms up for 100 steps but ends its decay at 100"]
+weight gradients apart of layers that are repeated:
+  over: {plan: {schedule: zb-h1, pipeline_parallel: 2, recompute: full}}
+  says: ["what recompute full throws away", "use recompute selective or none, or schedule 1f1b"]
+weight gradients apart of partitioned gradients:
+  over: {plan: {schedule: zb-h1, zero_stage: 2}}
+  says: ["zero_stage 2 reduces gradients unit by unit", "use zero_stage 1"]
+weight gradients apart in several chunks:
+  over: {plan: {schedule: zb-h1, pipeline_parallel: 2, virtual_pipeline: 2, global_batch_size: 16}}
+  says: ["schedule zb-h1 runs one chunk a stage, but virtual_pipeline is 2"]
 a floor above the ceiling:
   over: {optimizer: {lr: 1.0e-5, schedule: {min_lr: 1.0e-4}}}
   says: ["min_lr 0.0001 is above lr 1e-05"]
@@ -140,8 +149,8 @@ plan.zero.reshard false: {zero_stage: 3, zero: {reshard: false}}
 plan.context_parallel 2: {context_parallel: 2}
 plan.expert_parallel 2: {expert_parallel: 2}
 plan.precision fp8: {precision: fp8}
-plan.schedule zb-h1: {pipeline_parallel: 2, schedule: zb-h1}
-plan.schedule my.csv: {pipeline_parallel: 2, schedule: my.csv}
+plan.schedule zb-v: {pipeline_parallel: 2, schedule: zb-v}
+plan.schedule zb-h1 with implementation megatron: {pipeline_parallel: 2, schedule: zb-h1, implementation: megatron}
 plan.implementation torch-fsdp: {implementation: torch-fsdp}
 plan.offload.optimizer nvme: {zero_stage: 3, offload: {optimizer: nvme}}
 plan.offload.parameters cpu with optimizer none: {zero_stage: 3, offload: {parameters: cpu}}

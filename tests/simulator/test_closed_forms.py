@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -25,6 +25,43 @@ class EqualForwardAndBackward(FakeProfile):
 
 
 FREE = {"issue_s": 0.0, "alpha_s": 0.0, "bus_bytes_per_s": float("inf"), "nic_bytes_per_s": float("inf")}
+
+
+@dataclass
+class EqualParts(FakeProfile):
+    """A layer's attention takes a millisecond forward and one for its input gradient; the two bias gradients stand for
+    the weight gradients and take `weights` of a millisecond together. Everything else takes nothing."""
+
+    weights: float = 1.0
+
+    def kernel_s(self, call: KernelCall) -> float:
+        shares = {"attention_forward": 1.0, "attention_backward": 1.0, "bias_grad": self.weights / 2}
+        return FORWARD_S * self.factor * shares.get(call.op, 0.0)
+
+
+@pytest.mark.parametrize("more", [0, 3])
+@pytest.mark.parametrize("stages", [2, 4, 8])
+@pytest.mark.parametrize("weights", [1.0, 0.5])
+def test_weight_gradients_fill_the_drain(stages: int, more: int, weights: float) -> None:
+    """The bubble is (p-1)(F+I+W) in 1F1B and (p-1)(F+I-W) in ZB-H1: 3(p-1)F and (p-1)F where the three are equal."""
+    microbatches = 2 * stages + more
+    plan = {"pipeline_parallel": stages, "global_batch_size": microbatches, "attention": "flash"}
+    work = microbatches * (2 + weights)
+    for schedule, bubble in (("1f1b", 2 + weights), ("zb-h1", 2 - weights)):
+        program, run = small(plan | {"schedule": schedule}, layers=stages)
+        flight = fly(program, run, EqualParts(weights=weights, **FREE))
+        assert flight.step_time_s / FORWARD_S - work == pytest.approx((stages - 1) * bubble, abs=1e-9)
+
+
+def test_what_waits_for_its_weight_gradients_is_memory() -> None:
+    """The first stage of ZB-H1 holds what 1F1B's does; every later one holds one more micro-batch that waits."""
+    peaks = {}
+    for schedule in ("1f1b", "zb-h1"):
+        plan = {"pipeline_parallel": 4, "global_batch_size": 12, "schedule": schedule}
+        peaks[schedule] = [stage.parts["activations"] for stage in fly(*small(plan, layers=8), FakeProfile()).memory]
+    more = [b - a for a, b in zip(peaks["1f1b"], peaks["zb-h1"], strict=True)]
+    assert more[0] == 0
+    assert 0 < more[1] < more[2] < more[3]
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])

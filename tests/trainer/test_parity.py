@@ -241,3 +241,48 @@ def test_strategies_repeat_dropout(pool: Pool, strategy: str) -> None:
 def test_alibi_and_embedding_norm_under_every_layout(pool: Pool, layout: str) -> None:
     """BLOOM's choices, with a head count that is no power of two: slopes follow the rank's heads."""
     _hold(pool, "bloom", LAYOUTS[layout] | {"attention": "unfused"})
+
+
+ZB_H1 = PP2 | {"schedule": "zb-h1", "micro_batch_size": 1}
+APART: dict[str, dict[str, Any]] = {
+    "pp2": ZB_H1,
+    "tp2-pp2-sp": ZB_H1 | TP2 | SP | {"micro_batch_size": 2},
+    "tp2-pp2": ZB_H1 | TP2 | {"micro_batch_size": 2},
+    "dp2-pp2-zero1": ZB_H1 | DP2 | {"zero_stage": 1, "communication": {"bucket_mb": 0.02}},
+    "pp2-selective": ZB_H1 | {"recompute": "selective"},
+    "pp2-loss-chunks": ZB_H1 | {"loss_chunks": 4},
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("layout", APART)
+def test_weight_gradients_apart_from_input_gradients_change_nothing(pool: Pool, model: str, layout: str) -> None:
+    """zb-h1: tied (gpt) and untied (llama) embeddings, gathered again under sequence parallelism."""
+    _hold(pool, model, APART[layout])
+
+
+def test_weight_gradients_apart_drop_the_same_elements(pool: Pool) -> None:
+    _hold(pool, "gpt", APART["tp2-pp2-sp"], "dropout")
+
+
+ROWS = {
+    "halves in any order": (
+        {},
+        "0F0,0F1,0I0,0F2,0F3,0B1,0I2,0W2,0I3,0W0,0W3",
+        "1F0,1F1,1I0,1I1,1F2,1W1,1B2,1W0,1F3,1B3",
+    ),
+    "two chunks": (
+        {"virtual_pipeline": 2},
+        "0F0,0F3,2F3,0F2,2F0,2F2,0F1,2I3,2F1,2B0,2W3,2B1,0I3,2I2,2W2,0B2,0W3,0B1,0B0",
+        "1F3,1F0,3F3,1F2,3B3,3F0,1F1,3I0,3F2,3I2,3W0,3F1,3I1,3W2,3W1,1I1,1B3,1W1,1I2,1W2,1B0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_schedule_that_is_written_out_changes_nothing(pool: Pool, model: str, name: str) -> None:
+    """The last weight gradients are made after a joint backward, and before one."""
+    plan, *rows = ROWS[name]
+    small = {"micro_batch_size": 1, "communication": {"bucket_mb": 0.02}}
+    _hold(pool, model, DP2 | PP2 | small | plan | {"schedule": rows})

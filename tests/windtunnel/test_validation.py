@@ -74,7 +74,7 @@ def test_what_a_source_leaves_out_is_presumed_and_said() -> None:
         ({"precision": "fp8"}, "not yet forecast: precision fp8"),
         ({"precision": "int4"}, "precision 'int4' cannot be expressed"),
         ({"cp": "2", "dp": "16"}, "not yet forecast: context_parallel 2"),
-        ({"schedule": "ZB-1p", "pp": "2", "dp": "16"}, "not yet forecast: schedule zb-h1"),
+        ({"schedule": "ZB-1p", "pp": "2", "dp": "16", "recompute": "none"}, "not yet forecast: schedule zb-h1 with"),
         ({"recompute": "every 2nd layer"}, "recompute 'every 2nd layer' cannot be expressed"),
         ({"hidden": "", "micro_batch": ""}, "not published: hidden, micro_batch"),
         ({"step_time_s": "", "step_time_s_derived": ""}, "neither step time nor memory published"),
