@@ -17,6 +17,7 @@ from program.proofs.blocks import Shape, analyse, shape_key
 from program.proofs.complete import prove_complete
 from program.proofs.error import ProofError, name
 from program.proofs.extents import prove_extents
+from program.proofs.form import prove_form
 from program.proofs.order import prove_order
 from program.proofs.period import find_run, text_of
 from program.proofs.places import Atoms, Place, slot_names
@@ -25,6 +26,8 @@ from program.proofs.storage import Storage
 from program.proofs.subject import Subject
 from program.proofs.uses import Broken
 
+# What following a reference can raise that `prove_form` did not think of: a program is refused, whatever is wrong with it.
+ASTRAY = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, AssertionError, StopIteration)
 ENOUGH = 4  # repetitions of a steady state that are proved
 
 
@@ -37,14 +40,23 @@ def prove(program: StepProgram, skip: bool = True) -> None:
     so that what is named is in it.
     """
     with uncollected():
-        if skip and repetitions(program) > ENOUGH:
-            try:
-                _prove(written_out(with_repetitions(program, ENOUGH)), skip)
-            except (ProofError, KeyError):
-                _prove(written_out(program), skip)
-                raise
-        else:
+        try:
+            _proved(program, skip)
+        except ASTRAY as error:
+            reason = f"the proofs cannot follow it ({type(error).__name__}: {error})"
+            raise ProofError("form", reason) from error
+
+
+def _proved(program: StepProgram, skip: bool) -> None:
+    prove_form(program)
+    if skip and repetitions(program) > ENOUGH:
+        try:
+            _prove(written_out(with_repetitions(program, ENOUGH)), skip)
+        except (ProofError, *ASTRAY):
             _prove(written_out(program), skip)
+            raise
+    else:
+        _prove(written_out(program), skip)
 
 
 def _prove(program: StepProgram, skip: bool) -> None:
