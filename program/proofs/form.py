@@ -6,9 +6,9 @@ however many calls and classes share it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from program import DTYPE_BYTES, STREAMS, Block, Buffer, Call, Instruction, RankProgram, StepProgram
+from program import DTYPE_BYTES, STREAMS, Block, Buffer, Call, Instruction, RankProgram, Repeated, StepProgram
 from program.proofs.error import ProofError
 
 DEGREES = ("tp", "dp", "pp", "microbatches")
@@ -56,8 +56,18 @@ def _of_class(program: StepProgram, stage: RankProgram) -> Iterator[str]:
     yield from _of_storage(stage)
     for block in stage.blocks:
         yield from (f"{block.name}: {fault}" for fault in _of_block(program, stage, block))
-    for index, call in enumerate(stage.calls):
-        yield from (f"call {index}: {fault}" for fault in _of_call(program, stage, call))
+    calls = stage.calls
+    if isinstance(calls, Repeated):
+        yield from _of_repetition(stage, calls)
+        calls = calls.kept  # what is put in is like them
+    for index, call in enumerate(calls):
+        yield from (f"call {index}: {fault}" for fault in _of_call(program, stage, calls, call))
+
+
+def _of_repetition(stage: RankProgram, calls: Repeated) -> Iterator[str]:
+    fits = calls.period > 0 and calls.times >= 0 and 0 <= calls.seam <= len(calls.kept) - calls.period
+    if not fits or len(calls.turn) != len(stage.blocks):
+        yield f"{calls.times} repetitions of {calls.period} calls at {calls.seam} of {len(calls.kept)}"
 
 
 def _of_storage(stage: RankProgram) -> Iterator[str]:
@@ -163,7 +173,7 @@ def _of_lines(instruction: Instruction) -> Iterator[str]:
         yield f"has lines for {lines.arguments} buffers and {len(lines.results)} results"
 
 
-def _of_call(program: StepProgram, stage: RankProgram, call: Call) -> Iterator[str]:
+def _of_call(program: StepProgram, stage: RankProgram, calls: Sequence[Call], call: Call) -> Iterator[str]:
     if not _within(call.block, len(stage.blocks)):
         yield f"places block {call.block} of {len(stage.blocks)}"
         return
@@ -172,10 +182,11 @@ def _of_call(program: StepProgram, stage: RankProgram, call: Call) -> Iterator[s
         yield f"binds {len(call.bindings)} in-ports of {len(block.ports_in)}"
     if call.base < 0 or not -1 <= call.micro < program.degrees["microbatches"]:
         yield f"is for micro-batch {call.micro} of {program.degrees['microbatches']}, from instruction {call.base} on"
+    many = len(calls)
     for bound, out in call.bindings:
         if bound == -1 and out == -1:
             continue
-        if not _within(bound, len(stage.calls)) or not _within(stage.calls[bound].block, len(stage.blocks)):
-            yield f"is bound to call {bound} of {len(stage.calls)}"
-        elif not _within(out, len(stage.blocks[stage.calls[bound].block].ports_out)):
-            yield f"is bound to out-port {out} of {stage.blocks[stage.calls[bound].block].name}"
+        if not _within(bound, many) or not _within(calls[bound].block, len(stage.blocks)):
+            yield f"is bound to call {bound} of {many}"
+        elif not _within(out, len(stage.blocks[calls[bound].block].ports_out)):
+            yield f"is bound to out-port {out} of {stage.blocks[calls[bound].block].name}"

@@ -18,6 +18,7 @@ from program.proofs.complete import prove_complete
 from program.proofs.error import ProofError, name
 from program.proofs.extents import prove_extents
 from program.proofs.form import prove_form
+from program.proofs.grid import prove_grid
 from program.proofs.order import prove_order
 from program.proofs.period import find_run, text_of
 from program.proofs.places import Atoms, Place, slot_names
@@ -25,8 +26,9 @@ from program.proofs.ports import Ports
 from program.proofs.storage import Storage
 from program.proofs.subject import Subject
 from program.proofs.uses import Broken
+from program.proofs.values import prove_values
 
-# What following a reference can raise that `prove_form` did not think of: a program is refused, whatever is wrong with it.
+# What following a reference can raise that `prove_form` did not think of: the program is refused all the same.
 ASTRAY = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, AssertionError, StopIteration)
 ENOUGH = 4  # repetitions of a steady state that are proved
 
@@ -49,6 +51,7 @@ def prove(program: StepProgram, skip: bool = True) -> None:
 
 def _proved(program: StepProgram, skip: bool) -> None:
     prove_form(program)
+    prove_grid(program)
     if skip and repetitions(program) > ENOUGH:
         try:
             _prove(written_out(with_repetitions(program, ENOUGH)), skip)
@@ -64,6 +67,7 @@ def _prove(program: StepProgram, skip: bool) -> None:
     prove_extents(program)
     prove_order(program)
     prove_storage(program, skip)
+    prove_values(program)
 
 
 def prove_storage(program: StepProgram, skip: bool = True) -> None:
