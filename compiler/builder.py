@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from program import Block, Buffer, Comm, Instruction, Phase, PortIn, PortOut, Stream
+from program.declared import Values
 from program.lines import Body
 
 
@@ -131,7 +132,7 @@ class BlockBuilder:
         self, phase: Phase, kind: str, unit: int, piece: str, stream: Stream,
         reads: tuple[int, ...] = (), writes: tuple[int, ...] = (), lines: Body | None = None,
         comm: Comm | None = None, after: tuple[int, ...] = (),
-        priority: int = 0, host_sync: bool = False,
+        priority: int = 0, host_sync: bool = False, values: Values | None = None,
     ) -> int:  # fmt: skip
         """Append an instruction; `after` are waits (local ids, or -1 - port) wanted besides those its buffers ask
         for.
@@ -145,8 +146,9 @@ class BlockBuilder:
         self._tail[stream] = index
         calls, bytes_ = ((), 0) if lines is None else (lines.calls, lines.transient_bytes)
         instruction = Instruction(
-            phase, kind, unit, piece, stream, calls, comm, waits, reads, writes, (), bytes_, priority, host_sync, lines
-        )
+            phase, kind, unit, piece, stream, calls, comm, waits, reads, writes, (), bytes_, priority, host_sync, lines,
+            values,
+        )  # fmt: skip
         self.instructions.append(instruction)
         return index
 

@@ -15,9 +15,11 @@ from compiler.recompute import SAVED, UnitPlan
 from compiler.rings import Rings
 from compiler.units import step as around
 from program import Buffer, Comm, Phase, Stream, numel, rank_wide
+from program.declared import SHARE, Value, Values
 from program.lines import Body, Lines, Move, Part, Unit
 
 Scope = dict[str, int]
+FLAT = (("tp", SHARE),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +80,15 @@ class ChunkCompiler:
 
     def compute(
         self, phase: Phase, kind: str, number: int, piece: str, reads: tuple[int, ...], writes: tuple[int, ...],
-        lines: Body, after: tuple[int, ...] = (),
+        lines: Body, after: tuple[int, ...] = (), values: Values | None = None,
     ) -> int:  # fmt: skip
         """Emit a compute instruction; the first of the block frees what was to be freed on entry."""
         entry, self._entry = self._entry, None
         if entry is not None:
             after = (*after, -1 - entry[0])
-        index = self.builder.emit(phase, kind, number, piece, "compute", reads, writes, lines, after=after)
+        index = self.builder.emit(
+            phase, kind, number, piece, "compute", reads, writes, lines, after=after, values=values
+        )
         self._latest = index
         if entry is not None:
             self.builder.discard(entry[1], index)
@@ -115,8 +119,9 @@ class ChunkCompiler:
                 comm = Comm(step.op, "tp", step.bytes, step.dtype, "tp", step.reduce)
                 after = (self._latest,) if self.serial and self._latest is not None else ()
                 self.builder.emit(
-                    phase, step.kind, plan.number, step.piece, "tp", reads, writes, comm=comm, after=after, priority=2
-                )
+                    phase, step.kind, plan.number, step.piece, "tp", reads, writes, comm=comm, after=after, priority=2,
+                    values=step.values,
+                )  # fmt: skip
                 continue
             self._work(step, plan.number, phase, reads, writes)
 
@@ -126,7 +131,7 @@ class ChunkCompiler:
         after = tuple(-1 - self.first_waits.pop(b) for b in buckets if b in self.first_waits)
         if self.shards is not None:
             after, self.shards.after = (*after, *self.shards.after), ()
-        self.compute(phase, step.kind, number, step.piece, reads, writes, step.body, after)
+        self.compute(phase, step.kind, number, step.piece, reads, writes, step.body, after, step.values)
         if self.after_grad is not None:
             for name in dict.fromkeys(n[2:] for n in step.writes if n.startswith("g:")):
                 self.after_grad(name, phase)
@@ -137,7 +142,9 @@ class ChunkCompiler:
         scope[SAVED] = self.builder.buffer(Buffer(spec.shape, spec.dtype, spec.pool, SAVED))
         whole = plan.unit.tensors[plan.unit.source]
         body = around.share(whole.shape, numel(whole.shape) // numel(spec.shape), spec.dtype)
-        self.compute("R", "SHARE", plan.number, SAVED, (scope[plan.unit.source],), (scope[SAVED],), body)
+        values = Values((Value("in"),), (Value("in", FLAT),))
+        reads, writes = (scope[plan.unit.source],), (scope[SAVED],)
+        self.compute("R", "SHARE", plan.number, SAVED, reads, writes, body, values=values)
 
     def unshare(self, plan: UnitPlan, scope: Scope) -> None:
         """Gather the unit's input again, for its recompute and its backward."""
@@ -146,12 +153,13 @@ class ChunkCompiler:
         scope[plan.unit.source] = self.builder.buffer(Buffer(whole.shape, whole.dtype, "gather", SAVED, slot))
         comm = Comm("all_gather", "tp", whole.bytes, whole.dtype, "tp")
         reads, writes = (scope[SAVED],), (scope[plan.unit.source],)
-        self.builder.emit("R", "AG", plan.number, SAVED, "tp", reads, writes, comm=comm, priority=2)
+        values = Values((Value("in", FLAT),), (Value("in"),))
+        self.builder.emit("R", "AG", plan.number, SAVED, "tp", reads, writes, comm=comm, priority=2, values=values)
 
     def load(self, unit: Unit, number: int, name: str) -> int:
         """Token ids (or targets) of the micro-batch."""
         spec = unit.tensors[name]
         buffer = self.builder.buffer(Buffer(spec.shape, spec.dtype, spec.pool, name))
         body = around.load(spec.shape, int(name == "targets"))
-        self.compute("F", "LOAD", number, name, (), (buffer,), body)
+        self.compute("F", "LOAD", number, name, (), (buffer,), body, values=Values((), (Value(name),)))
         return buffer

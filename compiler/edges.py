@@ -19,9 +19,11 @@ from compiler.chunk import ChunkCompiler
 from compiler.rings import Rings
 from compiler.units import UnitShape
 from compiler.units import step as around
+from compiler.units.builder import ROWS
 from plan.implementations import engine
 from plan.parallel import Plan
 from program import Buffer, Comm, Phase, Stream
+from program.declared import Value, Values
 from program.lines import Tensor
 
 SLOT = "edge.gather"
@@ -37,6 +39,7 @@ class Edges:
         self.kept = engine(plan).keeps_output
         # A stretch is whole rows here; where the rows do not divide, everything is sent.
         self.partitioned = self.kept and e.tp > 1 and not e.sequence_parallel and e.local_tokens % e.tp == 0
+        self.at = ROWS if self.partitioned or (e.tp > 1 and e.sequence_parallel) else ()  # of what a transfer carries
 
     def carried(self) -> Buffer:
         """What a transfer carries."""
@@ -71,7 +74,9 @@ class Edges:
         """The rank's stretch of a tensor."""
         part = compiler.builder.buffer(self.carried())
         body = around.part(self.shape, self.ranks, self.dtype)
-        compiler.compute(phase, "PART", unit, piece, (whole,), (part,), body)
+        name = "d.in" if piece == "edge.d" else "out"
+        values = Values((Value(name),), (Value(name, self.at),))
+        compiler.compute(phase, "PART", unit, piece, (whole,), (part,), body, values=values)
         return part
 
     def join(self, compiler: ChunkCompiler, phase: Phase, unit: int, piece: str, part: int) -> int:
@@ -79,8 +84,11 @@ class Edges:
         builder, spec = compiler.builder, Tensor(piece, self.shape, self.dtype, "gather")
         slot = builder.buffer(Buffer(self.shape, self.dtype, "gather", piece, self.rings.claim(SLOT, spec)))
         comm = Comm("all_gather", "tp", spec.bytes, self.dtype, "tp")
-        builder.emit(phase, "AG", unit, piece, "tp", (part,), (slot,), comm=comm, priority=2)
+        joined = Value({"edge.x": "in", "edge.d": "d.out"}.get(piece, "out"))
+        values = Values((Value(joined.name, self.at),), (joined,))
+        builder.emit(phase, "AG", unit, piece, "tp", (part,), (slot,), comm=comm, priority=2, values=values)
         whole = builder.buffer(Buffer(self.shape, self.dtype, "act", piece))
         body = around.join(self.shape, self.ranks, self.dtype)
-        compiler.compute(phase, "JOIN", unit, piece, (slot,), (whole,), body)
+        values = Values((joined,), (joined,))
+        compiler.compute(phase, "JOIN", unit, piece, (slot,), (whole,), body, values=values)
         return whole

@@ -82,7 +82,8 @@ class StageBlocks:
             comm = self._transfer("recv", role, backward)
             stream = self.held.arrival(backward)
             spec = self._slot_buffer(name)
-            self._block(name, transfer_block(name, "RECV", unit, phase, stream, comm, spec, self._blocking))
+            at = self.held.edges.at
+            self._block(name, transfer_block(name, "RECV", unit, phase, stream, comm, spec, at, self._blocking))
         return self.index[name]
 
     def send(self, backward: bool, chunk: int) -> int:
@@ -94,9 +95,8 @@ class StageBlocks:
             phase: Phase = "B" if backward else "F"
             comm = self._transfer("send", role, backward)
             stream: Stream = "send_bwd" if backward else "send_fwd"
-            self._block(
-                name, transfer_block(name, "SEND", unit, phase, stream, comm, self.held.edges.carried(), self._blocking)
-            )
+            spec, at = self.held.edges.carried(), self.held.edges.at
+            self._block(name, transfer_block(name, "SEND", unit, phase, stream, comm, spec, at, self._blocking))
         return self.index[name]
 
     def exchange(self, backward: bool, slot: int) -> int:
@@ -111,7 +111,8 @@ class StageBlocks:
             comm = self._transfer("exchange", role, backward)
             stream: Stream = "send_bwd" if backward else "send_fwd"
             unit = self.held.units[0][0 if backward else -1]
-            block = exchange_block(name, unit, phase, stream, comm, self.held.edges.carried(), self._slot_buffer(ring))
+            edges = self.held.edges
+            block = exchange_block(name, unit, phase, stream, comm, edges.carried(), self._slot_buffer(ring), edges.at)
             self._block(name, block)
         return self.index[name]
 

@@ -21,6 +21,7 @@ from operator import attrgetter
 from typing import Any
 
 from program.calls import columns
+from program.declared import Values
 from program.instruction import Comm, Instruction
 from program.kernel import KernelCall
 from program.lines import Body
@@ -39,7 +40,8 @@ def _fields_of(kind: type) -> Callable[[Any], tuple[Any, ...]]:
 _BUFFER, _COMM, _KERNEL = (_fields_of(kind) for kind in (Buffer, Comm, KernelCall))
 _PORT_IN, _PORT_OUT, _PARAM, _BUCKET, _GROUP = (_fields_of(kind) for kind in (PortIn, PortOut, Param, Bucket, Group))
 _INSTRUCTION = _fields_of(Instruction)
-_BODY, _COMM_AT, _LINES = (tuple(f.name for f in fields(Instruction)).index(n) for n in ("body", "comm", "lines"))
+_PLACES = tuple(f.name for f in fields(Instruction))
+_BODY, _COMM_AT, _LINES, _VALUES = (_PLACES.index(name) for name in ("body", "comm", "lines", "values"))
 
 
 def program_hash(program: StepProgram) -> str:
@@ -87,11 +89,12 @@ def _instruction(instruction: Instruction, bodies: dict[int, bytes]) -> list[Any
     values[_BODY] = [_KERNEL(call) for call in instruction.body]
     values[_COMM_AT] = None if instruction.comm is None else _COMM(instruction.comm)
     values[_LINES] = None if instruction.lines is None else _lines(instruction.lines, bodies)
+    values[_VALUES] = None if instruction.values is None else _lines(instruction.values, bodies)
     return values
 
 
-def _lines(body: Body, known: dict[int, bytes]) -> bytes:
-    """Bodies are shared by many instructions, so each is written once."""
+def _lines(body: Body | Values, known: dict[int, bytes]) -> bytes:
+    """Bodies and what they declare are shared by many instructions, so each is written once."""
     if id(body) not in known:
         known[id(body)] = blake2b(repr(body).encode(), digest_size=DIGEST_BYTES).digest()
     return known[id(body)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from program.declared import Values
 from program.kernel import KernelCall
 from program.kinds import CommOp, Phase, Reduce, Role, Stream
 from program.lines import Body
@@ -28,10 +29,11 @@ class Comm:
 class Instruction:
     """What one stream does once. (phase, kind, micro-batch, unit, piece) is unique in a rank's step.
 
-    `lines` is what it computes and `body` the kernel calls of it: what is executed and what is priced. `reads`/`writes`
-    are positional: the arguments and results of the lines. A buffer in both is updated in place. `frees` are released
-    once this instruction was issued; it stands only on the owner stream (compute), after every access.
-    `transient_bytes` live only while it runs. `host_sync` blocks the host until it has finished.
+    `values` says what its buffers hold, where those are values of a unit. `lines` is what it computes and `body`
+    the kernel calls of it: what is executed and what is priced. `reads`/`writes` are positional: the arguments and
+    results of the lines. A buffer in both is updated in place. `frees` are released once this instruction was
+    issued; it stands only on the owner stream (compute), after every access. `transient_bytes` live only while it
+    runs. `host_sync` blocks the host until it has finished.
     """
 
     phase: Phase
@@ -49,6 +51,7 @@ class Instruction:
     priority: int = 0
     host_sync: bool = False
     lines: Body | None = None
+    values: Values | None = None
 
     @property
     def needs_host(self) -> bool:

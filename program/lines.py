@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from program.declared import At, Values
 from program.kernel import KernelCall
 from program.kinds import DTYPE_BYTES, CommOp, Phase, Pool, Reduce, numel
 
 Dims = tuple[int, ...]
-At = tuple[tuple[str, str], ...]
 Made = tuple[str, tuple[tuple[str, object], ...]]
 
 
@@ -174,6 +174,7 @@ class Lines:
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     body: Body
+    values: Values | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +191,7 @@ class Move:
     dtype: str
     reduce: Reduce = ""
     axes: tuple[str, ...] = ("tp",)
+    values: Values | None = None
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from compiler.units.declare import declared
 from compiler.units.shape import UnitShape
 from program.kinds import CommOp, Phase, Pool, Reduce
 from program.lines import (
@@ -144,7 +145,7 @@ class UnitBuilder:
             wanted[name] = wanted.get(name, 0) + 1
         done = [self._part(draft, wanted) for draft in drafts]
         count = len(self._forward)
-        return Unit(0, self.tensors, tuple(done[:count]), tuple(done[count:]), source, output)
+        return declared(Unit(0, self.tensors, tuple(done[:count]), tuple(done[count:]), source, output))
 
     def _needs(self, draft: _Draft | Move) -> Iterable[str]:
         return draft.reads if isinstance(draft, Move) else touched(draft.lines, self.tensors)[0]
@@ -177,4 +178,4 @@ def renamed(part: Part, base: str) -> Part:
     if isinstance(part, Move) or not any("@" in name for name in part.reads):
         return part
     reads, writes = (tuple(n.replace("@", base) for n in names) for names in (part.reads, part.writes))
-    return Lines(part.phase, part.kind, part.piece, part.lines, reads, writes, part.body)
+    return Lines(part.phase, part.kind, part.piece, part.lines, reads, writes, part.body, part.values)

@@ -9,7 +9,9 @@ from typing import Literal
 from program import STREAMS, RankProgram, label
 from program.errors import WindtunnelError
 
-Proof = Literal["complete", "transfers", "collectives", "deadlock", "race", "rendezvous", "memory", "close"]
+Proof = Literal[
+    "complete", "transfers", "collectives", "deadlock", "race", "rendezvous", "memory", "close", "form", "values"
+]
 
 
 @dataclass(frozen=True, slots=True)

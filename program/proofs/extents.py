@@ -56,6 +56,8 @@ def _wrong(stage: RankProgram, block: Block, instruction: Instruction, comm: Com
         wanted = share if SHARES.get(comm.op) == side else comm.bytes
         for ref in refs:
             buffer = block.buffers[ref] if ref >= 0 else stage.buffers[-1 - ref]
+            if buffer.dtype != comm.dtype:
+                return f"the {comm.op} of {comm.dtype} {side} {buffer.what} of {buffer.dtype}"
             if buffer.bytes != wanted:
                 held = f"{buffer.what} of {buffer.bytes} bytes"
                 return f"the {comm.op} of {comm.bytes} bytes over {members} ranks {side} {held}; it should be {wanted}"

@@ -17,6 +17,8 @@ from program.proofs.blocks import Shape, analyse, shape_key
 from program.proofs.complete import prove_complete
 from program.proofs.error import ProofError, name
 from program.proofs.extents import prove_extents
+from program.proofs.form import prove_form
+from program.proofs.grid import prove_grid
 from program.proofs.order import prove_order
 from program.proofs.period import find_run, text_of
 from program.proofs.places import Atoms, Place, slot_names
@@ -24,7 +26,10 @@ from program.proofs.ports import Ports
 from program.proofs.storage import Storage
 from program.proofs.subject import Subject
 from program.proofs.uses import Broken
+from program.proofs.values import prove_values
 
+# What following a reference can raise that `prove_form` did not think of: the program is refused all the same.
+ASTRAY = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, AssertionError, StopIteration)
 ENOUGH = 2  # repetitions of a steady state that are proved, besides those of the short step around them
 
 
@@ -37,14 +42,24 @@ def prove(program: StepProgram, skip: bool = True) -> None:
     so that what is named is in it.
     """
     with uncollected():
-        if skip and repetitions(program) > ENOUGH:
-            try:
-                _prove(written_out(with_repetitions(program, ENOUGH)), skip)
-            except (ProofError, KeyError):
-                _prove(written_out(program), skip)
-                raise
-        else:
+        try:
+            _proved(program, skip)
+        except ASTRAY as error:
+            reason = f"the proofs cannot follow it ({type(error).__name__}: {error})"
+            raise ProofError("form", reason) from error
+
+
+def _proved(program: StepProgram, skip: bool) -> None:
+    prove_form(program)
+    prove_grid(program)
+    if skip and repetitions(program) > ENOUGH:
+        try:
+            _prove(written_out(with_repetitions(program, ENOUGH)), skip)
+        except (ProofError, *ASTRAY):
             _prove(written_out(program), skip)
+            raise
+    else:
+        _prove(written_out(program), skip)
 
 
 def _prove(program: StepProgram, skip: bool) -> None:
@@ -52,6 +67,7 @@ def _prove(program: StepProgram, skip: bool) -> None:
     prove_extents(program)
     prove_order(program)
     prove_storage(program, skip)
+    prove_values(program)
 
 
 def prove_storage(program: StepProgram, skip: bool = True) -> None:

@@ -1,0 +1,663 @@
+"""Kinds of edit of a step program, each drawn by number so that every rank makes the same one: most break it, some are
+sound. A kind returns None where the program has no place for it."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from program import Buffer, Instruction, StepProgram, edit, tenant_of
+from program.hashing import program_hash
+
+Edit = Callable[[random.Random, StepProgram], StepProgram | None]
+Place = tuple[int, int, int]  # class, block, instruction
+COMPUTE = ("F", "I", "W", "B")
+PIPE = ("send", "recv", "exchange")
+
+
+def edited(kind: str, number: int, program: StepProgram) -> StepProgram | None:
+    """The `number`-th edit of a kind; None where it is none, or cannot keep the program's references."""
+    try:
+        found = KINDS[kind](random.Random(f"{kind} {number}"), program)
+    except (ValueError, IndexError):
+        return None
+    if found is None:
+        return None
+    found = replace(found, hash=program_hash(found))
+    return None if found.hash == program.hash and found.degrees == program.degrees else found
+
+
+# --- places
+
+
+def places(program: StepProgram, wanted: Callable[[Instruction], bool]) -> list[Place]:
+    """Where such instructions stand, in blocks that are called."""
+    called = [{call.block for call in stage.calls} for stage in program.classes]
+    return [
+        (c, b, k)
+        for c, stage in enumerate(program.classes)
+        for b, block in enumerate(stage.blocks)
+        for k, i in enumerate(block.instructions)
+        if b in called[c] and wanted(i)
+    ]
+
+
+def at(program: StepProgram, place: Place) -> Instruction:
+    """The instruction at a place."""
+    return program.classes[place[0]].blocks[place[1]].instructions[place[2]]
+
+
+def buffer(program: StepProgram, place: Place, ref: int) -> Buffer:
+    """The buffer behind a reference."""
+    stage = program.classes[place[0]]
+    return stage.buffers[-1 - ref] if ref < 0 else stage.blocks[place[1]].buffers[ref]
+
+
+def like(program: StepProgram, place: Place, ref: int) -> list[int]:
+    """Other buffers of one shape and type that the block's instructions name."""
+    block = program.classes[place[0]].blocks[place[1]]
+    shape = buffer(program, place, ref).shape, buffer(program, place, ref).dtype
+    named = sorted({r for i in block.instructions for r in (*i.reads, *i.writes)})
+    same = [
+        r for r in named if r != ref and (buffer(program, place, r).shape, buffer(program, place, r).dtype) == shape
+    ]
+    return same
+
+
+def some(draw: random.Random, program: StepProgram, wanted: Callable[[Instruction], bool]) -> Place | None:
+    """One such instruction."""
+    found = places(program, wanted)
+    return draw.choice(found) if found else None
+
+
+def changed(wanted: Callable[[Instruction], bool], change: Callable[[random.Random, Instruction], Any]) -> Edit:
+    """A kind that changes one instruction."""
+
+    def make(draw: random.Random, program: StepProgram) -> StepProgram | None:
+        place = some(draw, program, wanted)
+        if place is None:
+            return None
+        new = change(draw, at(program, place))
+        return None if new is None else edit.with_instruction(program, *place, new)
+
+    return make
+
+
+def dropped(wanted: Callable[[Instruction], bool]) -> Edit:
+    """A kind that drops one instruction."""
+
+    def make(draw: random.Random, program: StepProgram) -> StepProgram | None:
+        place = some(draw, program, wanted)
+        return None if place is None else edit.drop(program, *place)
+
+    return make
+
+
+def moved(wanted: Callable[[Instruction], bool]) -> Edit:
+    """A kind that moves one instruction within its block."""
+
+    def make(draw: random.Random, program: StepProgram) -> StepProgram | None:
+        place = some(draw, program, wanted)
+        if place is None:
+            return None
+        many = len(program.classes[place[0]].blocks[place[1]].instructions)
+        return edit.move(program, *place, draw.randrange(many))
+
+    return make
+
+
+def role(*roles: str) -> Callable[[Instruction], bool]:
+    """A communication over one of these."""
+    return lambda i: i.comm is not None and i.comm.role in roles
+
+
+def collective(i: Instruction) -> bool:
+    """A communication that is no transfer."""
+    return i.comm is not None and i.comm.op not in PIPE
+
+
+def kind(*kinds: str) -> Callable[[Instruction], bool]:
+    """An instruction of one of these kinds."""
+    return lambda i: i.kind in kinds
+
+
+def comm(**fields: Callable[[random.Random, Any], Any]) -> Callable[[random.Random, Instruction], Any]:
+    """A change of the communication's fields."""
+
+    def change(draw: random.Random, i: Instruction) -> Instruction:
+        assert i.comm is not None
+        new = {name: value(draw, getattr(i.comm, name)) for name, value in fields.items()}
+        return replace(i, comm=replace(i.comm, **new))
+
+    return change
+
+
+# --- arguments
+
+
+def exchanged(side: str) -> Edit:
+    """Two buffers of one shape change places among an instruction's reads (or writes)."""
+
+    def make(draw: random.Random, program: StepProgram) -> StepProgram | None:
+        pairs = [
+            (place, a, b)
+            for place in places(program, lambda i: len(getattr(i, side)) > 1)
+            for refs in [getattr(at(program, place), side)]
+            for a in range(len(refs))
+            for b in range(a)
+            if refs[a] != refs[b] and refs[b] in like(program, place, refs[a])
+        ]
+        if not pairs:
+            return None
+        place, a, b = draw.choice(pairs)
+        refs = list(getattr(at(program, place), side))
+        refs[a], refs[b] = refs[b], refs[a]
+        return edit.with_instruction(program, *place, replace(at(program, place), **{side: tuple(refs)}))
+
+    return make
+
+
+def another(side: str, wide: bool) -> Edit:
+    """One of an instruction's buffers is another of its shape: a rank-wide one, or one of the block."""
+
+    def make(draw: random.Random, program: StepProgram) -> StepProgram | None:
+        for place in draw.sample(found := places(program, lambda i: bool(getattr(i, side))), len(found)):
+            refs = list(getattr(at(program, place), side))
+            k = draw.randrange(len(refs))
+            others = [r for r in like(program, place, refs[k]) if (r < 0) == wide == (refs[k] < 0)]
+            if others:
+                refs[k] = draw.choice(others)
+                return edit.with_instruction(program, *place, replace(at(program, place), **{side: tuple(refs)}))
+        return None
+
+    return make
+
+
+# --- calls
+
+
+def rebound(how: str) -> Edit:
+    """An in-port is bound to another call, to another out-port, or to nothing."""
+
+    def make(draw: random.Random, program: StepProgram) -> StepProgram | None:
+        class_ = draw.randrange(len(program.classes))
+        stage = program.classes[class_]
+        bound = [(c, k) for c, call in enumerate(stage.calls) for k, (b, _) in enumerate(call.bindings) if b >= 0]
+        for call, port in draw.sample(bound, len(bound)):
+            source, out = stage.calls[call].bindings[port]
+            twins = [c for c in range(call) if stage.calls[c].block == stage.calls[source].block and c != source]
+            outs = [k for k in range(len(stage.blocks[stage.calls[source].block].ports_out)) if k != out]
+            choices = {"nothing": [(-1, -1)], "call": [(c, out) for c in twins], "port": [(source, k) for k in outs]}
+            if choices[how]:
+                return edit.rebind(program, class_, call, port, draw.choice(choices[how]))
+        return None
+
+    return make
+
+
+def micros(both: bool) -> Edit:
+    """Two calls of a block exchange their micro-batches, or one takes another."""
+
+    def make(draw: random.Random, program: StepProgram) -> StepProgram | None:
+        class_ = draw.randrange(len(program.classes))
+        stage = program.classes[class_]
+        calls = list(stage.calls)
+        pairs = [
+            (a, b) for a in range(len(calls)) for b in range(a)
+            if calls[a].block == calls[b].block and calls[a].micro != calls[b].micro
+        ]  # fmt: skip
+        if not pairs:
+            return None
+        a, b = draw.choice(pairs)
+        one, two = calls[a].micro, calls[b].micro
+        calls[a] = replace(calls[a], micro=two)
+        if both:
+            calls[b] = replace(calls[b], micro=one)
+        return edit.with_class(program, class_, replace(stage, calls=tuple(calls)))
+
+    return make
+
+
+def blocks(draw: random.Random, program: StepProgram) -> StepProgram | None:
+    """A call places another block with as many ports."""
+    class_ = draw.randrange(len(program.classes))
+    stage = program.classes[class_]
+    ports = [len(block.ports_in) for block in stage.blocks]
+    pairs = [(c, b) for c, call in enumerate(stage.calls) for b, n in enumerate(ports)
+             if b != call.block and n == ports[call.block]]  # fmt: skip
+    if not pairs:
+        return None
+    call, block = draw.choice(pairs)
+    calls = (*stage.calls[:call], replace(stage.calls[call], block=block), *stage.calls[call + 1 :])
+    return edit.with_class(program, class_, replace(stage, calls=calls))
+
+
+def call_moved(draw: random.Random, program: StepProgram) -> StepProgram | None:
+    """A call is issued earlier or later."""
+    class_ = draw.randrange(len(program.classes))
+    last = len(program.classes[class_].calls) - 1
+    call = draw.randint(0, last)
+    return edit.move_call(program, class_, call, min(last, max(0, call + draw.randint(-3, 3))))
+
+
+def call_dropped(draw: random.Random, program: StepProgram) -> StepProgram | None:
+    """A call is gone."""
+    class_ = draw.randrange(len(program.classes))
+    return edit.drop_call(program, class_, draw.randrange(len(program.classes[class_].calls)))
+
+
+# --- waits, frees, order
+
+
+def wait_dropped(draw: random.Random, program: StepProgram) -> StepProgram | None:
+    """An instruction waits for one fewer."""
+    place = some(draw, program, lambda i: bool(i.waits))
+    return None if place is None else edit.drop_wait(program, *place, draw.choice(at(program, place).waits))
+
+
+def neighbours(draw: random.Random, program: StepProgram) -> StepProgram | None:
+    """Two neighbours of a block change places."""
+    place = some(draw, program, lambda i: True)
+    if place is None or place[2] == 0:
+        return None
+    return edit.swap(program, *place, place[2] - 1)
+
+
+def free_moved(draw: random.Random, program: StepProgram) -> StepProgram | None:
+    """A buffer is freed by another instruction."""
+    place = some(draw, program, lambda i: bool(i.frees))
+    if place is None:
+        return None
+    ref = draw.choice(at(program, place).frees)
+    kept = tuple(r for r in at(program, place).frees if r != ref)
+    without = edit.with_instruction(program, *place, replace(at(program, place), frees=kept))
+    there = draw.choice([p for p in places(without, lambda i: i.stream == "compute") if p[:2] == place[:2]])
+    return edit.with_instruction(without, *there, replace(at(without, there), frees=(*at(without, there).frees, ref)))
+
+
+def freed_again(draw: random.Random, program: StepProgram) -> StepProgram | None:
+    """A buffer is freed by one that does not own it."""
+    place = some(draw, program, lambda i: i.stream == "compute" and any(r >= 0 for r in i.reads))
+    if place is None:
+        return None
+    i = at(program, place)
+    return edit.with_instruction(
+        program, *place, replace(i, frees=(*i.frees, draw.choice([r for r in i.reads if r >= 0])))
+    )
+
+
+# --- bodies and declarations
+
+
+def taken(*names: str, alike: bool = True) -> Edit:
+    """An instruction takes fields of another with as many reads and writes."""
+
+    def make(draw: random.Random, program: StepProgram) -> StepProgram | None:
+        found = places(program, lambda i: i.lines is not None)
+        pairs = [(a, b) for a in draw.sample(found, min(40, len(found))) for b in found if fits(a, b, program)]
+        if not pairs:
+            return None
+        one, two = draw.choice(pairs)
+        new = {name: getattr(at(program, two), name) for name in names}
+        return edit.with_instruction(program, *one, replace(at(program, one), **new))
+
+    def fits(a: Place, b: Place, program: StepProgram) -> bool:
+        one, two = at(program, a), at(program, b)
+        return (len(one.reads), len(one.writes)) == (len(two.reads), len(two.writes)) and any(
+            getattr(one, name) != getattr(two, name) for name in names
+        )
+
+    return make
+
+
+def line_dropped(draw: random.Random, i: Instruction) -> Instruction | None:
+    """A line of a body is gone."""
+    assert i.lines is not None
+    if len(i.lines.lines) < 2:
+        return None
+    k = draw.randrange(len(i.lines.lines))
+    return replace(i, lines=replace(i.lines, lines=i.lines.lines[:k] + i.lines.lines[k + 1 :]))
+
+
+def line_permuted(draw: random.Random, i: Instruction) -> Instruction | None:
+    """A line takes its arguments in another order."""
+    assert i.lines is not None
+    found = [k for k, line in enumerate(i.lines.lines) if len(set(line[1])) > 1]
+    if not found:
+        return None
+    k = draw.choice(found)
+    op, arguments, results, given = i.lines.lines[k]
+    line = (op, (arguments[1], arguments[0], *arguments[2:]), results, given)
+    return replace(i, lines=replace(i.lines, lines=(*i.lines.lines[:k], line, *i.lines.lines[k + 1 :])))
+
+
+# --- the rank's storage, the job
+
+
+def of_stage(change: Callable[[random.Random, Any], Any]) -> Edit:
+    """A kind that changes one class."""
+
+    def make(draw: random.Random, program: StepProgram) -> StepProgram | None:
+        class_ = draw.randrange(len(program.classes))
+        new = change(draw, program.classes[class_])
+        return None if new is None else edit.with_class(program, class_, new)
+
+    return make
+
+
+def offsets(draw: random.Random, stage: Any) -> Any:
+    """Two parameters of one shape exchange their places."""
+    params = list(stage.params)
+    pairs = [(a, b) for a in range(len(params)) for b in range(a) if params[a].local_shape == params[b].local_shape]
+    if not pairs:
+        return None
+    a, b = draw.choice(pairs)
+    one, two = params[a], params[b]
+    params[a] = replace(one, bucket=two.bucket, offset=two.offset)
+    params[b] = replace(two, bucket=one.bucket, offset=one.offset)
+    return replace(stage, params=tuple(params))
+
+
+def views(draw: random.Random, stage: Any) -> Any:
+    """Two views of one shape exchange what they view."""
+    held = list(stage.buffers)
+    found = [k for k, b in enumerate(held) if b.base is not None]
+    pairs = [(a, b) for a in found for b in found if a < b and held[a].shape == held[b].shape
+             and held[a].pool == held[b].pool]  # fmt: skip
+    if not pairs:
+        return None
+    a, b = draw.choice(pairs)
+    held[a], held[b] = replace(held[a], base=held[b].base), replace(held[b], base=held[a].base)
+    return replace(stage, buffers=tuple(held))
+
+
+def norm_weight(draw: random.Random, stage: Any) -> Any:
+    """A bucket counts otherwise in the norm."""
+    k = draw.randrange(len(stage.buckets))
+    other = 0.5 if stage.buckets[k].norm_weight != 0.5 else 1.0
+    new = replace(stage.buckets[k], norm_weight=other)
+    return replace(stage, buckets=(*stage.buckets[:k], new, *stage.buckets[k + 1 :]))
+
+
+def flats(draw: random.Random, stage: Any) -> Any:
+    """Two flat buffers of a bucket exchange their roles."""
+    k = draw.randrange(len(stage.buckets))
+    names = draw.sample(["weight_buffer", "grad_buffer", "master_buffer", "exp_avg_buffer", "exp_avg_sq_buffer",
+                         "reduced_buffer"], 2)  # fmt: skip
+    bucket = stage.buckets[k]
+    new = replace(bucket, **{names[0]: getattr(bucket, names[1]), names[1]: getattr(bucket, names[0])})
+    return replace(stage, buckets=(*stage.buckets[:k], new, *stage.buckets[k + 1 :]))
+
+
+def slots(draw: random.Random, stage: Any) -> Any:
+    """A buffer of a block lies in another slot."""
+    names = sorted({b.slot for b in stage.buffers if b.slot is not None})
+    found = [(n, k) for n, block in enumerate(stage.blocks) for k, b in enumerate(block.buffers) if b.slot is not None]
+    if len(names) < 2 or not found:
+        return None
+    n, k = draw.choice(found)
+    block = stage.blocks[n]
+    slot = draw.choice([name for name in names if name != block.buffers[k].slot])
+    held = (*block.buffers[:k], replace(block.buffers[k], slot=slot), *block.buffers[k + 1 :])
+    return replace(stage, blocks=(*stage.blocks[:n], replace(block, buffers=held), *stage.blocks[n + 1 :]))
+
+
+def grouped(*roles: str) -> Edit:
+    """Two ranks exchange their places in the groups of a role."""
+
+    def make(draw: random.Random, program: StepProgram) -> StepProgram | None:
+        found = [r for r in roles if any(len(g.ranks) > 1 for g in program.groups.get(r, ()))]
+        if not found:
+            return None
+        chosen = draw.choice(found)
+        one, two = draw.sample(range(program.world), 2)
+        names = {one: two, two: one}
+        made = tuple(replace(g, ranks=tuple(names.get(r, r) for r in g.ranks)) for g in program.groups[chosen])
+        return replace(program, groups=program.groups | {chosen: made})
+
+    return make
+
+
+def classes(draw: random.Random, program: StepProgram) -> StepProgram | None:
+    """Two ranks exchange their programs."""
+    pairs = [(a, b) for a in range(program.world) for b in range(a) if program.class_of[a] != program.class_of[b]]
+    if not pairs:
+        return None
+    a, b = draw.choice(pairs)
+    found = list(program.class_of)
+    found[a], found[b] = found[b], found[a]
+    return replace(program, class_of=tuple(found))
+
+
+def degree(draw: random.Random, program: StepProgram) -> StepProgram | None:
+    """One micro-batch more or fewer."""
+    return replace(
+        program, degrees=program.degrees | {"microbatches": program.degrees["microbatches"] + draw.choice([-1, 1])}
+    )
+
+
+def doubled(wanted: Callable[[Instruction], bool]) -> Edit:
+    """An instruction stands twice, the second under another piece's name."""
+
+    def make(draw: random.Random, program: StepProgram) -> StepProgram | None:
+        place = some(draw, program, lambda i: wanted(i) and not i.frees)
+        if place is None:
+            return None
+        class_, number, local = place
+        old = program.classes[class_].blocks[number]
+        again = replace(at(program, place), piece=at(program, place).piece + ".again")
+        order = list(range(len(old.instructions)))
+        added = replace(old, instructions=(*old.instructions, again))
+        order.insert(local + 1, len(order))
+        return edit.with_block(program, class_, number, edit.reorder(added, order))
+
+    return make
+
+
+def _other(values: list[Any]) -> Callable[[random.Random, Any], Any]:
+    return lambda draw, old: draw.choice([v for v in values if v != old])
+
+
+STREAMS = ["compute", "tp", "dp", "send_fwd", "recv_fwd", "send_bwd", "recv_bwd"]
+KINDS: dict[str, Edit] = {
+    "tensor-parallel collective dropped": dropped(lambda i: collective(i) and role("tp")(i)),
+    "data-parallel collective dropped": dropped(lambda i: collective(i) and role("dp")(i)),
+    "statistics or tied sum dropped": dropped(role("embed", "model", "world")),
+    "transfer dropped": dropped(lambda i: i.comm is not None and i.comm.op in PIPE),
+    "compute dropped": dropped(kind(*COMPUTE)),
+    "clearing dropped": dropped(kind("ZERO")),
+    "load dropped": dropped(kind("LOAD")),
+    "step instruction dropped": dropped(kind("NORM", "STEP", "CAST", "ACC", "ADD", "D2H", "H2D", "LOSS")),
+    "maximum for sum": changed(collective, comm(reduce=_other(["sum", "max", ""]))),
+    "other role": changed(collective, comm(role=_other(["tp", "dp", "model", "world", "embed"]))),
+    "other operation": changed(collective, comm(op=_other(["all_reduce", "all_gather", "reduce_scatter"]))),
+    "other bytes": changed(lambda i: i.comm is not None, comm(bytes=lambda draw, n: draw.choice([n * 2, n // 2, 0]))),
+    "other channel": changed(lambda i: i.comm is not None, comm(channel=_other(["tp", "dp", "fwd", "bwd"]))),
+    "other type": changed(lambda i: i.comm is not None, comm(dtype=_other(["fp64", "fp32", "bf16"]))),
+    "reads exchanged": exchanged("reads"),
+    "writes exchanged": exchanged("writes"),
+    "another read": another("reads", wide=False),
+    "another write": another("writes", wide=False),
+    "another rank-wide read": another("reads", wide=True),
+    "another rank-wide write": another("writes", wide=True),
+    "unbound": rebound("nothing"),
+    "bound to another call": rebound("call"),
+    "bound to another port": rebound("port"),
+    "micro-batches exchanged": micros(both=True),
+    "micro-batch relabelled": micros(both=False),
+    "another block": blocks,
+    "call moved": call_moved,
+    "call dropped": call_dropped,
+    "wait dropped": wait_dropped,
+    "neighbours swapped": neighbours,
+    "compute moved": moved(kind(*COMPUTE)),
+    "collective moved": moved(collective),
+    "clearing moved": moved(kind("ZERO")),
+    "step instruction moved": moved(lambda i: i.phase == "step"),
+    "free moved": free_moved,
+    "freed again": freed_again,
+    "free dropped": changed(lambda i: bool(i.frees), lambda draw, i: replace(i, frees=i.frees[1:])),
+    "other stream": changed(lambda i: True, lambda draw, i: replace(i, stream=_other(STREAMS)(draw, i.stream))),
+    "receive on another stream": changed(
+        lambda i: i.comm is not None and i.comm.op == "recv",
+        lambda draw, i: replace(i, stream=_other(STREAMS)(draw, i.stream)),
+    ),
+    "host does not wait": changed(lambda i: i.host_sync, lambda draw, i: replace(i, host_sync=False)),
+    "another's body": taken("lines", "body"),
+    "another's declaration": taken("values"),
+    "another's price": taken("body"),
+    "line dropped": changed(lambda i: i.lines is not None, line_dropped),
+    "line's arguments permuted": changed(lambda i: i.lines is not None, line_permuted),
+    "nothing declared": changed(lambda i: i.values is not None, lambda draw, i: replace(i, values=None)),
+    "no lines": changed(lambda i: i.lines is not None, lambda draw, i: replace(i, lines=None)),
+    "other unit": changed(lambda i: True, lambda draw, i: replace(i, unit=max(0, i.unit + draw.choice([-1, 1])))),
+    "other phase": changed(
+        lambda i: True, lambda draw, i: replace(i, phase=_other(["F", "R", "B", "W"])(draw, i.phase))
+    ),
+    "collective twice": doubled(collective),
+    "compute twice": doubled(kind(*COMPUTE)),
+    "parameters exchanged": of_stage(offsets),
+    "views exchanged": of_stage(views),
+    "flat buffers exchanged": of_stage(flats),
+    "norm counts otherwise": of_stage(norm_weight),
+    "other slot": of_stage(slots),
+    "groups regrouped": grouped("tp", "dp", "model", "embed"),
+    "pipeline neighbours exchanged": grouped("pp_next", "pp_prev"),
+    "ranks exchange programs": classes,
+    "other number of micro-batches": degree,
+}
+
+
+# --- sound edits
+
+
+def _instructions(program: StepProgram) -> Iterator[Place]:
+    yield from places(program, lambda i: True)
+
+
+def wait_added(draw: random.Random, program: StepProgram) -> StepProgram | None:
+    """An instruction waits for an earlier one too."""
+    place = some(draw, program, lambda i: True)
+    if place is None or place[2] == 0:
+        return None
+    i = at(program, place)
+    return edit.with_instruction(program, *place, replace(i, waits=tuple(sorted({*i.waits, draw.randrange(place[2])}))))
+
+
+def redundant_wait_dropped(draw: random.Random, program: StepProgram) -> StepProgram | None:
+    """A wait that another one implies is gone again."""
+    place = some(draw, program, lambda i: any(w >= 1 for w in i.waits))
+    if place is None:
+        return None
+    i, block = at(program, place), program.classes[place[0]].blocks[place[1]]
+    late = max(i.waits)
+    stream = block.instructions[late].stream
+    early = [k for k in range(late) if block.instructions[k].stream == stream and k not in i.waits]
+    if not early:
+        return None
+    more = edit.with_instruction(program, *place, replace(i, waits=tuple(sorted({*i.waits, early[-1]}))))
+    again = edit.drop_wait(more, *place, early[-1])
+    return edit.with_instruction(again, *place, replace(at(again, place), priority=at(again, place).priority))
+
+
+def independent_swapped(draw: random.Random, program: StepProgram) -> StepProgram | None:
+    """Two neighbours that share nothing, on different streams and of no two groups, change places."""
+    found = []
+    for class_, number, local in _instructions(program):
+        if local == 0:
+            continue
+        block = program.classes[class_].blocks[number]
+        a, b = block.instructions[local - 1], block.instructions[local]
+        one, two = (
+            {tenant_of(block.buffers, r) if r >= 0 else r for r in (*i.reads, *i.writes, *i.frees)} for i in (a, b)
+        )
+        wide = any(r < 0 for r in (*one, *two))
+        apart = a.stream != b.stream and not (one & two) and not wide and not (a.comm and b.comm)
+        slots_ = [{block.buffers[r].slot for r in refs} - {None} for refs in (one, two)]
+        if apart and not slots_[0] & slots_[1] and local - 1 not in b.waits and not a.host_sync and not b.host_sync:
+            found.append((class_, number, local))
+    if not found:
+        return None
+    class_, number, local = draw.choice(found)
+    return edit.swap(program, class_, number, local, local - 1)
+
+
+def buffers_renumbered(draw: random.Random, program: StepProgram) -> StepProgram | None:
+    """The buffers of a block have other numbers."""
+    class_, number, _ = draw.choice(list(_instructions(program)))
+    block = program.classes[class_].blocks[number]
+    order = list(range(len(block.buffers)))
+    draw.shuffle(order)
+    new = {old: k for k, old in enumerate(order)}
+
+    def ref(old: int | None) -> Any:
+        return old if old is None or old < 0 else new[old]
+
+    held = []
+    for old in order:
+        b = block.buffers[old]
+        held.append(replace(b, base=(new[b.base[0]], b.base[1])) if b.slot is not None and b.base is not None else b)
+    instructions = tuple(
+        replace(i, reads=tuple(map(ref, i.reads)), writes=tuple(map(ref, i.writes)), frees=tuple(map(ref, i.frees)))
+        for i in block.instructions
+    )
+    ins = tuple(replace(p, buffer=ref(p.buffer)) for p in block.ports_in)
+    outs = tuple(replace(p, buffer=ref(p.buffer)) for p in block.ports_out)
+    made = replace(block, buffers=tuple(held), instructions=instructions, ports_in=ins, ports_out=outs)
+    return edit.with_block(program, class_, number, made)
+
+
+def slot_doubled(draw: random.Random, program: StepProgram) -> StepProgram | None:
+    """A block's tenants of a slot lie in a slot of their own."""
+    found = []
+    for class_, stage in enumerate(program.classes):
+        for number, block in enumerate(stage.blocks):
+            brought = {p.buffer for p in block.ports_in} | {p.buffer for p in block.ports_out}
+            names = {b.slot for k, b in enumerate(block.buffers) if b.slot is not None and k not in brought}
+            names -= {b.slot for k, b in enumerate(block.buffers) if k in brought}
+            found += [(class_, number, name) for name in sorted(n for n in names if n and not n.startswith("shard."))]
+    if not found:
+        return None
+    class_, number, name = draw.choice(found)
+    stage = program.classes[class_]
+    place = next(b for b in stage.buffers if b.slot == name)
+    block = stage.blocks[number]
+    held = tuple(replace(b, slot="own slot") if b.slot == name else b for b in block.buffers)
+    blocks_ = (*stage.blocks[:number], replace(block, buffers=held), *stage.blocks[number + 1 :])
+    wide = (*stage.buffers, replace(place, slot="own slot", what="own slot"))
+    return edit.with_class(program, class_, replace(stage, blocks=blocks_, buffers=wide))
+
+
+def later_free(draw: random.Random, program: StepProgram) -> StepProgram | None:
+    """A buffer is freed later, by the last compute instruction of its block."""
+    place = some(draw, program, lambda i: bool(i.frees))
+    if place is None:
+        return None
+    last = max(p[2] for p in places(program, lambda i: i.stream == "compute") if p[:2] == place[:2])
+    if last == place[2]:
+        return None
+    ref = draw.choice(at(program, place).frees)
+    kept = tuple(r for r in at(program, place).frees if r != ref)
+    without = edit.with_instruction(program, *place, replace(at(program, place), frees=kept))
+    there = (*place[:2], last)
+    return edit.with_instruction(without, *there, replace(at(without, there), frees=(*at(without, there).frees, ref)))
+
+
+def renamed(draw: random.Random, program: StepProgram) -> StepProgram | None:
+    """A block and its activations have other names."""
+    class_, number, _ = draw.choice(list(_instructions(program)))
+    block = program.classes[class_].blocks[number]
+    held = tuple(replace(b, what="renamed") if b.pool in ("act", "stash") else b for b in block.buffers)
+    return edit.with_block(program, class_, number, replace(block, name=block.name + " renamed", buffers=held))
+
+
+SOUND: dict[str, Edit] = {
+    "wait added": wait_added,
+    "redundant wait dropped": redundant_wait_dropped,
+    "independent neighbours swapped": independent_swapped,
+    "buffers renumbered": buffers_renumbered,
+    "slot doubled": slot_doubled,
+    "later free": later_free,
+    "block renamed": renamed,
+}
+KINDS |= {f"sound: {name}": made for name, made in SOUND.items()}
