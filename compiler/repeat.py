@@ -37,9 +37,7 @@ def place_calls(blocks: StageBlocks, placement: Placement) -> RankProgram:
 
 def _program(blocks: StageBlocks, calls: Sequence[Call]) -> RankProgram:
     held, parameters = blocks.held, blocks.held.parameters
-    return RankProgram(
-        held.stage, tuple(blocks.blocks), calls, held.buffers(), parameters.params, parameters.buckets
-    )
+    return RankProgram(held.stage, tuple(blocks.blocks), calls, held.buffers(), parameters.params, parameters.buckets)
 
 
 def _forget(blocks: StageBlocks, many: int, rings: Collection[str]) -> None:

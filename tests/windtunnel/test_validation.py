@@ -150,7 +150,7 @@ def test_a_long_step_extended_is_the_step_flown_whole(name: str) -> None:
     assert run is not None
     assert shorter(run) is not None
     found = Flyer().fly(run)
-    whole = fly(compile_run(run), run, load_profile("h100"))
+    whole = fly(compile_run(run), run.cluster, load_profile("h100"))
     assert found.extended
     assert found.step_time_s == pytest.approx(whole.step_time_s, rel=1e-6)
     assert found.memory_bytes["allocated"] == max(stage.peak_allocated_bytes for stage in whole.memory)
