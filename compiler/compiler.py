@@ -10,7 +10,7 @@ from compiler.repeat import place_calls
 from compiler.schedules import Placement, placements
 from compiler.stage import StageBlocks
 from compiler.units import AdamNumbers, UnitShape, unit_shape
-from compiler.words import degrees, implementation_rules
+from compiler.words import degrees, execution, implementation_rules
 from plan.implementations import engine
 from plan.layout import layout
 from plan.model import Model
@@ -47,6 +47,7 @@ def _compiled(model: Model, plan: Plan, optimizer: AdamNumbers) -> StepProgram:
         class_of=tuple(coordinates(plan, rank)["pp"] for rank in range(plan.world)),
         groups=groups(model, plan),
         degrees=degrees(model, plan),
+        execution=execution(plan),
         rules=implementation_rules(plan),
     )
     return replace(program, hash=program_hash(program))

@@ -1,4 +1,4 @@
-"""What a program's header says of its plan: degrees, and the implementation's choices in words."""
+"""What a program's header says of its plan: degrees, who executes it, and the implementation's choices in words."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from plan.implementations import engine
 from plan.implementations.base import WHOLE
 from plan.model import Model
 from plan.parallel import Plan
+from program import Execution
 
 TRANSFERS = {
     "separate": "separate sends and receives on four streams, receives posted ahead where the global order allows",
@@ -26,6 +27,11 @@ def degrees(model: Model, plan: Plan) -> dict[str, int]:
         "micro_batch_size": plan.micro_batch_size,
         "seq_length": model.seq_length,
     }
+
+
+def execution(plan: Plan) -> Execution:
+    """Who executes the plan's program."""
+    return Execution(plan.kernels, plan.cuda_graph, engine(plan).own_host_code)
 
 
 def implementation_rules(plan: Plan) -> dict[str, str]:

@@ -22,7 +22,7 @@ from program.flat import Placed, expand, resolve_buffer, resolve_wait
 from program.instruction import Comm, Instruction, label
 from program.kernel import KernelCall
 from program.kinds import DTYPE_BYTES, OFF_DEVICE, STREAMS, CommOp, Phase, Pool, Reduce, Role, Stream, numel
-from program.step import Block, Call, Group, PortIn, PortOut, RankProgram, StepProgram
+from program.step import Block, Call, Execution, Group, PortIn, PortOut, RankProgram, StepProgram
 from program.storage import Bucket, Buffer, Param, rank_wide, tenant_of
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "Call",
     "Comm",
     "CommOp",
+    "Execution",
     "Group",
     "Instruction",
     "KernelCall",

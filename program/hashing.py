@@ -2,8 +2,8 @@
 
 Ranks compare it before the first step and every measured timeline carries it, so that a measurement is never held
 against a forecast of something else. It covers what is executed and by whom: classes (blocks, calls, bindings,
-buffers, parameters), `class_of` and the groups. Names of implementation rules do not enter: two implementations that
-compile to the same instructions are the same program.
+buffers, parameters), `class_of`, the groups, and the execution (kernels, graph, whose host code). Words of
+implementation rules do not enter: two implementations that compile to the same are the same program.
 
 The canonical form is nested tuples in field order, written by marshal in its format 2. That format depends on values
 alone (later ones also write which objects are shared) and is ten times faster than JSON. Calls enter as columns of
@@ -25,7 +25,7 @@ from program.declared import Values
 from program.instruction import Comm, Instruction
 from program.kernel import KernelCall
 from program.lines import Body
-from program.step import Block, Group, PortIn, PortOut, RankProgram, StepProgram
+from program.step import Block, Execution, Group, PortIn, PortOut, RankProgram, StepProgram
 from program.storage import Bucket, Buffer, Param
 
 DIGEST_BYTES = 16
@@ -39,20 +39,21 @@ def _fields_of(kind: type) -> Callable[[Any], tuple[Any, ...]]:
 
 _BUFFER, _COMM, _KERNEL = (_fields_of(kind) for kind in (Buffer, Comm, KernelCall))
 _PORT_IN, _PORT_OUT, _PARAM, _BUCKET, _GROUP = (_fields_of(kind) for kind in (PortIn, PortOut, Param, Bucket, Group))
+_EXECUTION = _fields_of(Execution)
 _INSTRUCTION = _fields_of(Instruction)
 _PLACES = tuple(f.name for f in fields(Instruction))
 _BODY, _COMM_AT, _LINES, _VALUES = (_PLACES.index(name) for name in ("body", "comm", "lines", "values"))
 
 
 def program_hash(program: StepProgram) -> str:
-    """32 hexadecimal digits (blake2b-128) over classes, class_of and groups."""
+    """32 hexadecimal digits (blake2b-128) over classes, class_of, groups and execution."""
     digest = blake2b(digest_size=DIGEST_BYTES)
     blocks: dict[int, bytes] = {}
     bodies: dict[int, bytes] = {}
     for stage in program.classes:
         digest.update(_rank_program(stage, blocks, bodies))
     groups = [(role, [_GROUP(group) for group in program.groups[role]]) for role in sorted(program.groups)]
-    digest.update(_bytes((program.class_of, groups)))
+    digest.update(_bytes((program.class_of, groups, _EXECUTION(program.execution))))
     return digest.hexdigest()
 
 

@@ -78,17 +78,33 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class Execution:
+    """Who executes the instructions: the part of a step that no single instruction says.
+
+    `kernels` answer every kernel call: eager, compiled or triton. `graph`: the step is captured once as a CUDA graph,
+    then replayed. `own_host_code`: our executor issues the instructions (a profile's host times are of it), else
+    another framework does.
+    """
+
+    kernels: str = "compiled"
+    graph: bool = False
+    own_host_code: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class StepProgram:
     """The whole job's step. `class_of[rank]` indexes `classes`; `groups[role]` lists every group of that role.
 
     A pipeline neighbour is `pp_next`/`pp_prev` of a rank: the group of role `pp_next` is the ring of stages, in order.
-    `rules` records the implementation's choices; `hash` covers programs and bindings, and ranks compare it.
+    `execution` says who executes it. `rules` records the implementation's choices in words; `hash` covers all but
+    them, and ranks compare it.
     """
 
     classes: tuple[RankProgram, ...]
     class_of: tuple[int, ...]
     groups: dict[str, tuple[Group, ...]]
     degrees: dict[str, int]  # tp, dp, pp, vpp, microbatches, micro_batch_size, seq_length
+    execution: Execution = Execution()
     rules: dict[str, str] = field(default_factory=dict)
     hash: str = ""
 

@@ -1,6 +1,6 @@
-"""Flying a program: from a step program, a run and a profile to a `Flight`.
+"""Flying a program: from a step program, a cluster and a profile to a `Flight`.
 
-    flight = fly(compile_run(run), run, load_profile("h100"))
+    flight = fly(compile_run(run), run.cluster, load_profile("h100"))
     flight.step_time_s, flight.breakdown["bubble"], flight.memory[0].peak_bytes
 
 Two periods are simulated and the second is reported: the time between two STEPs on a rank, in the steady state of a
@@ -10,13 +10,11 @@ flight keeps what each colour of ranks did; instruction rows are expanded only w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from calibration.profile import Profile
-from plan import implementations
-from plan.run import Run
 from program import (
     Block,
     KernelCall,
@@ -57,7 +55,7 @@ class Flight(Flown):
     def memory(self) -> tuple[StageMemory, ...]:
         """Memory of each class (pipeline stage)."""
         with uncollected():
-            workspace = self.profile.workspace(self.run.plan.kernels)
+            workspace = self.profile.workspace(self.program.execution.kernels)
             return tuple(fly_memory(stage, self.profile.allocator, workspace) for stage in self.program.classes)
 
     @cached_property
@@ -65,9 +63,10 @@ class Flight(Flown):
         """First-order interval of the step time."""
         return interval(self)
 
-    def timeline(self, ranks: Sequence[int] | None = None) -> Timeline:
-        """The predicted timeline of the second period: one rank of every colour, or of those that hold `ranks`."""
-        return predicted_timeline(self._all, ranks)
+    def timeline(self, ranks: Sequence[int] | None = None, run: Mapping[str, object] | None = None) -> Timeline:
+        """The predicted timeline of the second period: one rank of every colour, or of those that hold `ranks`. `run`
+        is what its header says of the run, as plain values."""
+        return predicted_timeline(self._all, ranks, run or {})
 
     @cached_property
     def _all(self) -> Flight:
@@ -79,25 +78,31 @@ class Flight(Flown):
 
 
 def fly(
-    program: StepProgram, run: Run, profile: Profile, *, unfold: bool = False, coarse: bool = True, skip: bool = True
+    program: StepProgram,
+    cluster: Cluster,
+    profile: Profile,
+    *,
+    unfold: bool = False,
+    coarse: bool = True,
+    skip: bool = True,
 ) -> Flight:
     """Simulate two periods of a program. `unfold` simulates every rank; `coarse` merges instructions and `skip` leaves
     out repetitions of a steady state, both where that is exact."""
     with uncollected():
         try:
-            return _job(program, run, profile, unfold, coarse).flight(skip)
+            return _job(program, cluster, profile, unfold, coarse).flight(skip)
         except NotInStep:
-            return _job(program, run, profile, unfold, False).flight(skip)
+            return _job(program, cluster, profile, unfold, False).flight(skip)
 
 
-def _job(program: StepProgram, run: Run, profile: Profile, unfold: bool, coarse: bool) -> _Job:
-    synchronous = run.cluster.device == "cpu"
-    profile = profile.for_kernels(run.plan.kernels)
-    if not implementations.engine(run.plan).own_host_code:
+def _job(program: StepProgram, cluster: Cluster, profile: Profile, unfold: bool, coarse: bool) -> _Job:
+    synchronous = cluster.device == "cpu"
+    profile = profile.for_kernels(program.execution.kernels)
+    if not program.execution.own_host_code:
         profile = profile.of_a_framework()
     if synchronous:
-        profile = profile.for_threads(run.cluster.threads_per_rank)
-    return _Job(program, run, profile, fold(program, run.cluster, unfold, synchronous), coarse)
+        profile = profile.for_threads(cluster.threads_per_rank)
+    return _Job(program, cluster, profile, fold(program, cluster, unfold, synchronous), coarse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,7 @@ class _Job:
     """What is simulated, and with what."""
 
     program: StepProgram
-    run: Run
+    cluster: Cluster
     profile: Profile
     colours: tuple[Colour, ...]
     coarse: bool
@@ -146,13 +151,13 @@ class _Job:
         return None if engine.shared or engine.synchronous else reach_of(stages, engine)
 
     def _engine(self, program: StepProgram, kept: bool) -> Engine:
-        run, profile, synchronous = self.run, self.profile, self.run.cluster.device == "cpu"
+        profile, synchronous = self.profile, self.cluster.device == "cpu"
         contention = Contention.of(profile)
         cores = profile.cores.cores if synchronous and profile.cores is not None else None
         wake_ps = picoseconds(profile.host_issue_s("wake")) if synchronous else 0
         engine = Engine(contention, synchronous, cores, wake_ps, PERIODS, kept)
-        coarse, graph = self.coarse and not synchronous, run.plan.cuda_graph
-        plans = _Cutter(program, run.cluster, profile, contention, coarse, graph, self.kernels)
+        coarse = self.coarse and not synchronous
+        plans = _Cutter(program, self.cluster, profile, contention, coarse, self.kernels)
         engine.ranks = [_rank(engine, self.colours, colour, plans) for colour in self.colours]
         engine.punctual = plans.punctual
         return engine
@@ -170,7 +175,7 @@ class _Job:
             ]
         return Flight(
             program=self.program,
-            run=self.run,
+            cluster=self.cluster,
             profile=self.profile,
             colours=self.colours,
             periods_ps=tuple(periods),
@@ -243,7 +248,6 @@ class _Cutter:
         profile: Profile,
         contention: Contention,
         coarse: bool,
-        graph: bool,
         kernels: dict[KernelCall, float],
     ) -> None:
         self.program = program
@@ -251,7 +255,6 @@ class _Cutter:
         self.profile = profile
         self.contention = contention
         self.coarse = coarse
-        self.graph = graph
         self.pipelined = program.degrees.get("pp", 1) > 1
         self.punctual = False  # whether some single slows compute and may follow from a transfer (see `segments`)
         self._kernels = kernels
@@ -279,7 +282,8 @@ class _Cutter:
         """The block that closes the period stays uncut, so that its STEP is seen."""
         stage = self.program.classes[colour.program]
         boundary = step_boundary(stage)
-        pricer = Pricer(self.profile, colour, stage, self.cluster, self.pipelined, self._kernels, self.graph)
+        graph = self.program.execution.graph
+        pricer = Pricer(self.profile, colour, stage, self.cluster, self.pipelined, self._kernels, graph)
         rows = [pricer.block(block) for block in stage.blocks]
         closing = stage.calls[boundary[0]].block
         merge = [self.coarse and index != closing for index in range(len(stage.blocks))]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from calibration.profile import Profile
-from plan.run import Run
 from program import StepProgram
+from program.cluster import Cluster
 from simulator.breakdown import CLASSES, fractions
 from simulator.clock import seconds
 from simulator.engine import RankFlight
@@ -22,7 +22,7 @@ class Flown:
     """What a program did. Times in seconds; `periods_ps` and `accounts` are those of each colour, in picoseconds."""
 
     program: StepProgram
-    run: Run
+    cluster: Cluster
     profile: Profile
     colours: tuple[Colour, ...]
     periods_ps: tuple[int, ...]

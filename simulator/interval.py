@@ -172,14 +172,14 @@ def _hidden_share(flight: Flown, comms_s: dict[tuple[str, str, float], float]) -
 def _host_bound_s(flight: Flown) -> float:
     """What the busiest host needs to issue a step, at the upper end of its error. A synchronous device's host is its
     compute."""
-    if flight.run.cluster.device == "cpu":
+    if flight.cluster.device == "cpu":
         return 0.0
     profile = flight.profile
     longest = 0.0
     for stage in flight.program.classes:
         uses = block_uses(stage)
         issued = (
-            uses[index] * issue_s(profile, instruction, flight.run.plan.cuda_graph)
+            uses[index] * issue_s(profile, instruction, flight.program.execution.graph)
             for index, block in enumerate(stage.blocks)
             for instruction in block.instructions
         )

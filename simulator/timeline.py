@@ -7,9 +7,8 @@ numbers are those of `program.expand`, the same that the trainer stamps, so pred
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from plan.run import Run
 from program import Call, RankProgram, resolve_wait
 from program.timeline import Header, Timeline
 from simulator.clock import PS_PER_S
@@ -22,9 +21,9 @@ from simulator.segments import Merged
 Times = tuple[int, int, int]  # issued, start, end, in picoseconds
 
 
-def predicted_timeline(flight: Flown, ranks: Sequence[int] | None = None) -> Timeline:
+def predicted_timeline(flight: Flown, ranks: Sequence[int] | None, run: Mapping[str, object]) -> Timeline:
     """Timeline of one rank of every colour, or of the colours of `ranks`, each under the first asked-for rank of its
-    colour."""
+    colour. `run` goes into the header."""
     chosen = [(colour, _speaker(colour, ranks)) for colour in flight.colours]
     origin = min(rank.marks[-2][0] if len(rank.marks) > 1 else 0 for rank in flight.ranks)
     columns: dict[str, list[object]] = {}
@@ -35,17 +34,13 @@ def predicted_timeline(flight: Flown, ranks: Sequence[int] | None = None) -> Tim
         source="predicted",
         program_hash=flight.program.hash,
         device=flight.profile.name,
-        run=_plain(flight.run),
+        run=dict(run),
         groups={role: tuple(g.ranks for g in groups) for role, groups in flight.program.groups.items()},
         stands_for={speaker: colour.ranks for colour, speaker in chosen if speaker is not None},
         steps=(0,),
         step_times_s=(flight.step_time_s,),
     )
     return Timeline.from_columns(header, columns)
-
-
-def _plain(run: Run) -> dict[str, object]:
-    return dict(run.to_dict())
 
 
 def _speaker(colour: Colour, ranks: Sequence[int] | None) -> int | None:

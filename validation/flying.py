@@ -52,7 +52,7 @@ class Flyer:
 
     def fly(self, run: Run, framework: str = "") -> Predicted:
         """Step time, interval and memory of a run, with the kernels of a framework that is none of ours."""
-        return self._predicted(self._flight(run, framework), framework)
+        return self._predicted(run, framework)
 
     def memory(self, run: Run, framework: str = "") -> dict[str, float]:
         """Peak memory of a run in bytes, without flying it in time."""
@@ -72,11 +72,12 @@ class Flyer:
         key = f"{profile.name} {framework}"
         if framework and key not in self._loaded:
             self._loaded[key] = profile.with_kernels_of(FRAMEWORKS[framework])
-        return fly(_program(run.model, run.plan), run, self._loaded[key] if framework else profile)
+        return fly(_program(run.model, run.plan), run.cluster, self._loaded[key] if framework else profile)
 
-    def _predicted(self, flight: Flight, framework: str) -> Predicted:
+    def _predicted(self, run: Run, framework: str) -> Predicted:
+        flight = self._flight(run, framework)
         interval = (flight.interval.low_s, flight.interval.high_s)
-        memory = _peaks(flight.memory, flight.profile.allocator, held_beyond(flight.run, framework))
+        memory = _peaks(flight.memory, flight.profile.allocator, held_beyond(run, framework))
         return Predicted(flight.step_time_s, interval, memory, dict(flight.breakdown))
 
 

@@ -62,7 +62,7 @@ def compare_folder(folder: RunFolder, profile: Any = None, top: int = 12) -> Com
     run = folder.run()
     measured, times_s = _recorded(folder, run.plan.world), folder.step_times_s()
     flown = fly(run, profile=profile or profile_named(measured) or run.cluster.profile)
-    predicted = flown.flight.timeline()
+    predicted = flown.timeline()
     interval = flown.flight.interval
     comparison = compare(predicted, measured, times_s, top, (interval.low_s, interval.high_s), _probe(flown))
     return Compared(comparison, predicted, measured, run)

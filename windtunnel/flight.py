@@ -29,6 +29,10 @@ class Flown:
     profile: Profile
     flight: Flight
 
+    def timeline(self) -> Timeline:
+        """The predicted timeline; its header says the run."""
+        return self.flight.timeline(run=self.run.to_dict())
+
 
 def compile_run(run: Run) -> StepProgram:
     """The step program of a run, proved sound. Raises UnsoundProgram, a fault of ours, when a proof fails."""
@@ -46,7 +50,7 @@ def fly(run: RunLike, overrides: Sequence[str] = (), *, profile: Any = None, unf
     priced = _priced(run, profile)
     program = compile_run(run)
     try:
-        return Flown(run, program, priced, simulate(program, run, priced, unfold=unfold))
+        return Flown(run, program, priced, simulate(program, run.cluster, priced, unfold=unfold))
     except OverflowError:
         raise InputError(
             f"the step takes longer than any time that can be told: a rate in profile {priced.name} or a bandwidth of "
@@ -114,7 +118,7 @@ def save_timeline(flown: Flown, path: str | Path) -> None:
     """Write the predicted timeline of a flight (.json.gz)."""
     from program.timeline import save
 
-    _writing(lambda: save(flown.flight.timeline(), path), path)
+    _writing(lambda: save(flown.timeline(), path), path)
 
 
 def save_trace(timelines: Sequence[Timeline], path: str | Path) -> None:

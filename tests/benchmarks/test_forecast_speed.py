@@ -19,8 +19,9 @@ import pytest
 
 from calibration.profile import Profile, load_profile
 from compiler import compile_run
-from plan.run import Run, load
+from plan.run import load
 from program import StepProgram
+from program.cluster import Cluster
 from simulator.flight import fly
 
 ROOT = Path(__file__).parents[2]
@@ -28,10 +29,10 @@ GPT3 = ROOT / "examples" / "gpt3-175b.yaml"
 
 
 @pytest.fixture(scope="module")
-def gpt3() -> tuple[StepProgram, Run, Profile]:
-    """Program, run and the profile its cluster names."""
+def gpt3() -> tuple[StepProgram, Cluster, Profile]:
+    """Program, cluster and the profile its cluster names."""
     run = load(GPT3)
-    return compile_run(run), run, load_profile(run.cluster.profile)
+    return compile_run(run), run.cluster, load_profile(run.cluster.profile)
 
 
 def processor_s(action: Callable[[], Any], tries: int = 3) -> float:
@@ -45,23 +46,23 @@ def processor_s(action: Callable[[], Any], tries: int = 3) -> float:
 
 
 @pytest.mark.benchmark(group="175B")
-def test_fly(gpt3: tuple[StepProgram, Run, Profile], benchmark: Any) -> None:
+def test_fly(gpt3: tuple[StepProgram, Cluster, Profile], benchmark: Any) -> None:
     flight = benchmark.pedantic(lambda: fly(*gpt3), rounds=3, warmup_rounds=1)
     assert len(flight.colours) == 16
 
 
 @pytest.mark.benchmark(group="175B")
-def test_memory_of_every_stage(gpt3: tuple[StepProgram, Run, Profile], benchmark: Any) -> None:
+def test_memory_of_every_stage(gpt3: tuple[StepProgram, Cluster, Profile], benchmark: Any) -> None:
     stages = benchmark.pedantic(lambda: fly(*gpt3).memory, rounds=1)
     assert len(stages) == 16
 
 
-def test_a_flight_takes_less_than_its_share_of_a_second(gpt3: tuple[StepProgram, Run, Profile]) -> None:
+def test_a_flight_takes_less_than_its_share_of_a_second(gpt3: tuple[StepProgram, Cluster, Profile]) -> None:
     """0.4 s of the second that compile, proofs and flight may take; twice that on a loaded machine."""
     assert processor_s(lambda: fly(*gpt3)) < 0.8
 
 
-def test_the_number_of_events_of_gpt3_is_known(gpt3: tuple[StepProgram, Run, Profile]) -> None:
+def test_the_number_of_events_of_gpt3_is_known(gpt3: tuple[StepProgram, Cluster, Profile]) -> None:
     """One event for each transfer (15 edges, two ways, 192 micro-batches), each merged segment, and the instructions
     around a step."""
     flight = fly(*gpt3, skip=False)
@@ -78,7 +79,7 @@ def test_a_cold_forecast_fits_in_half_a_gigabyte() -> None:
         "import sys, resource\n"
         "from plan.run import load\nfrom compiler import compile_run\n"
         "from calibration.profile import load_profile\nfrom simulator.flight import fly\n"
-        f"run = load({str(GPT3)!r}); flight = fly(compile_run(run), run, load_profile(run.cluster.profile))\n"
+        f"run = load({str(GPT3)!r}); flight = fly(compile_run(run), run.cluster, load_profile(run.cluster.profile))\n"
         "assert flight.memory and flight.interval.low_s < flight.step_time_s < flight.interval.high_s\n"
         "assert 'torch' not in sys.modules and 'triton' not in sys.modules\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"

@@ -24,7 +24,7 @@ def test_compile_prove_and_fly(benchmark: Any) -> None:
     def whole() -> Flight:
         program = compile_run(run)
         prove(program)
-        return fly(program, run, profile)
+        return fly(program, run.cluster, profile)
 
     def tidy() -> None:
         gc.collect()  # its count would be taken for arguments

@@ -92,7 +92,7 @@ def test_eager_training_on_one_h200_is_forecast_from_counted_traffic(model: str,
     """No eager kernel was measured for it: calibration/measured/h200-training.json against references counted."""
     overrides = ["plan.kernels=eager", "cluster.profile=h200-published"]
     run = load(Path(__file__).parents[2] / "examples" / f"h200-llama-{model}.yaml", overrides)
-    flight = fly(compile_run(run), run, load_profile("h200-published"))
+    flight = fly(compile_run(run), run.cluster, load_profile("h200-published"))
     assert flight.step_time_s == pytest.approx(measured_s, rel=0.05)
     assert flight.interval.low_s < measured_s < flight.interval.high_s
 

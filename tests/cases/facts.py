@@ -41,7 +41,7 @@ def forecast(**sections: Any) -> Forecast:
 def _forecast(text: str) -> Forecast:
     run = load(json.loads(text))
     program, profile = compile_run(run), load_profile(run.cluster.profile)
-    return forecast_of(Flown(run, program, profile, fly(program, run, profile)))
+    return forecast_of(Flown(run, program, profile, fly(program, run.cluster, profile)))
 
 
 def not_yet(*words: str, **sections: Any) -> None:

@@ -75,9 +75,7 @@ def cpu_profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.scaled
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(SLICES))
-def test_a_drawn_run_is_refused_or_sound(
-    part: int, cpu_profile: Path, soak_count: Callable[[str, int], None]
-) -> None:
+def test_a_drawn_run_is_refused_or_sound(part: int, cpu_profile: Path, soak_count: Callable[[str, int], None]) -> None:
     verdicts: Counter[str] = Counter()
     number = part * APART
     while verdicts["proved"] < ACCEPTED:
@@ -112,5 +110,5 @@ def _simulated(run: Run, cpu_profile: Path) -> str:
     except InputError:
         return "refused by the forecast"  # for the profile's sake: none of the card, or none of its links
     assert api.forecast_of(flown).step_time_s > 0
-    assert len(flown.flight.timeline()) > 0
+    assert len(flown.timeline()) > 0
     return "simulated"

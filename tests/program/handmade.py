@@ -161,5 +161,5 @@ def tiny_program() -> StepProgram:
         "pp_prev": (Group("pp_prev", (0, 2)), Group("pp_prev", (1, 3))),
     }
     degrees = {"tp": 1, "dp": 2, "pp": 2, "vpp": 1, "microbatches": 2, "micro_batch_size": 1, "seq_length": 4}
-    program = StepProgram((first_stage(), last_stage()), (0, 0, 1, 1), groups, degrees, {"pipeline": "separate"})
+    program = StepProgram((first_stage(), last_stage()), (0, 0, 1, 1), groups, degrees, rules={"pipeline": "separate"})
     return replace(program, hash=program_hash(program))

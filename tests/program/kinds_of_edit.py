@@ -58,10 +58,9 @@ def like(program: StepProgram, place: Place, ref: int) -> list[int]:
     block = program.classes[place[0]].blocks[place[1]]
     shape = buffer(program, place, ref).shape, buffer(program, place, ref).dtype
     named = sorted({r for i in block.instructions for r in (*i.reads, *i.writes)})
-    same = [
+    return [
         r for r in named if r != ref and (buffer(program, place, r).shape, buffer(program, place, r).dtype) == shape
     ]
-    return same
 
 
 def some(draw: random.Random, program: StepProgram, wanted: Callable[[Instruction], bool]) -> Place | None:

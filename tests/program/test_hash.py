@@ -4,7 +4,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from program import Group
+from program import Execution, Group
 from program.edit import drop_wait, rebind, swap
 from program.hashing import program_hash
 from tests.program.handmade import tiny_program
@@ -35,6 +35,9 @@ def test_every_executed_detail_changes_the_hash() -> None:
         replace(program, class_of=(0, 1, 0, 1)),
         replace(program, groups=program.groups | {"dp": (Group("dp", (0, 2)), Group("dp", (1, 3)))}),
         replace(program, classes=program.classes[::-1]),
+        replace(program, execution=Execution("eager")),
+        replace(program, execution=Execution(graph=True)),
+        replace(program, execution=Execution(own_host_code=False)),
     ]
     hashes = {program_hash(p) for p in [program, *edited]}
     assert len(hashes) == len(edited) + 1

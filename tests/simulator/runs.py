@@ -23,7 +23,8 @@ from program import (
     StepProgram,
     Stream,
 )
-from simulator.flight import Flight
+from program.cluster import Cluster, Device
+from simulator.flight import Flight, fly
 from tests.simulator.fakes import FakeProfile
 
 MODEL = {
@@ -48,10 +49,18 @@ def small(plan: dict[str, Any], cluster: dict[str, Any] | str | None = None, **m
     return compile_run(run), run
 
 
-def cluster_run(world: int, device: str = "cuda", cores: int = 2) -> Run:
-    """A run whose only use is its cluster: `world` ranks on one node."""
+def flown_small(
+    plan: dict[str, Any], profile: Any, cluster: dict[str, Any] | str | None = None, **model: Any
+) -> Flight:
+    """A small model under a plan, simulated with a profile."""
+    program, run = small(plan, cluster, **model)
+    return fly(program, run.cluster, profile)
+
+
+def cluster_of(world: int, device: Device = "cuda", cores: int = 2) -> Cluster:
+    """One node of `world` ranks."""
     _, run = small({"data_parallel": world, "global_batch_size": world})
-    cluster = replace(
+    return replace(
         run.cluster,
         device=device,
         gpus=world,
@@ -59,7 +68,6 @@ def cluster_run(world: int, device: str = "cuda", cores: int = 2) -> Run:
         nodes=1,
         host=replace(run.cluster.host, cores=cores),
     )
-    return replace(run, cluster=cluster)
 
 
 def kernel(microseconds: int) -> tuple[KernelCall, ...]:

@@ -12,7 +12,7 @@ from program import KernelCall, expand
 from simulator.breakdown import CLASSES
 from simulator.flight import fly
 from tests.simulator.fakes import FakeProfile
-from tests.simulator.runs import TABLE, by_hand, cluster_run, compute, move, small
+from tests.simulator.runs import TABLE, by_hand, cluster_of, compute, flown_small, move, small
 
 FORWARD_S = 1e-3
 
@@ -70,7 +70,7 @@ def test_bubble_of_a_pipeline(schedule: str, stages: int, microbatches: int) -> 
     """(p-1)/(m+p-1) of the step when forward and backward of every stage are equal and transfers are free."""
     plan = {"pipeline_parallel": stages, "schedule": schedule, "global_batch_size": microbatches, "attention": "flash"}
     program, run = small(plan)
-    flight = fly(program, run, EqualForwardAndBackward(**FREE))
+    flight = fly(program, run.cluster, EqualForwardAndBackward(**FREE))
     layers = 4 // stages
     assert flight.step_time_s == pytest.approx((microbatches + stages - 1) * 2 * layers * FORWARD_S, rel=1e-9)
     assert flight.breakdown["bubble"] == pytest.approx((stages - 1) / (microbatches + stages - 1), rel=1e-9)
@@ -87,7 +87,7 @@ def test_interleaving_divides_the_bubble() -> None:
         "attention": "flash",
     }
     program, run = small(plan)
-    flight = fly(program, run, EqualForwardAndBackward(**FREE))
+    flight = fly(program, run.cluster, EqualForwardAndBackward(**FREE))
     work = 4 * 2 * 2 * FORWARD_S
     assert flight.step_time_s == pytest.approx(work + 2 * FORWARD_S, rel=1e-9)
 
@@ -100,7 +100,7 @@ def test_ring_collectives(op: str, passes: int, ranks: int) -> None:
     rank = [compute("F", 1), move(op, "dp", "dp", 800, (0,)), compute("STEP", 1, (1,))]  # type: ignore[arg-type]
     program = replace(by_hand(rank, groups={"dp": (tuple(range(ranks)),)}), class_of=(0,) * ranks)
     expected = passes * (ranks - 1) / ranks * 800e-6 + passes * (ranks - 1) * 1e-6 + 2e-6
-    assert fly(program, cluster_run(ranks), profile).step_time_s == pytest.approx(expected, rel=1e-9)
+    assert fly(program, cluster_of(ranks), profile).step_time_s == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("stages", [2, 4])
@@ -110,10 +110,10 @@ def test_1f1b_holds_p_minus_r_microbatches(stages: int) -> None:
     for schedule in ("1f1b", "gpipe"):
         plan = {"pipeline_parallel": stages, "schedule": schedule, "global_batch_size": microbatches}
         program, run = small(plan, layers=8)
-        held = [stage.parts["activations"] for stage in fly(program, run, FakeProfile()).memory]
+        held = [stage.parts["activations"] for stage in fly(program, run.cluster, FakeProfile()).memory]
         one = [
             stage.parts["activations"]
-            for stage in fly(*small(plan | {"global_batch_size": 1}, layers=8), FakeProfile()).memory
+            for stage in flown_small(plan | {"global_batch_size": 1}, FakeProfile(), layers=8).memory
         ]
         # middle stages hold layers alone, so their activations come in whole micro-batches but for what the peak's own
         # block works on
@@ -143,8 +143,8 @@ PLAN = {
 @pytest.mark.parametrize("issue_s", [1e-8, 1e-4])
 def test_three_times_every_time_is_three_times_the_step(issue_s: float) -> None:
     program, run = small(PLAN, hidden=2048)
-    one = fly(program, run, FakeProfile(issue_s=issue_s))
-    three = fly(program, run, FakeProfile(issue_s=issue_s).scaled(3.0))
+    one = fly(program, run.cluster, FakeProfile(issue_s=issue_s))
+    three = fly(program, run.cluster, FakeProfile(issue_s=issue_s).scaled(3.0))
     assert three.step_time_s == pytest.approx(3 * one.step_time_s, rel=1e-6)
     assert three.breakdown == pytest.approx(one.breakdown, abs=1e-6)
 
@@ -153,22 +153,22 @@ def test_a_graph_costs_the_host_what_it_cannot_hold() -> None:
     """The optimizer and the reading of the loss are issued as ever; a step that its host limits is freed. What
     launching the graph takes for each node is paid."""
     program, run = small(PLAN, hidden=2048)
-    graphed = replace(run, plan=replace(run.plan, cuda_graph=True))
-    profile, free = FakeProfile(issue_s=1e-4), fly(program, run, FakeProfile(issue_s=0.0))
+    graphed = replace(program, execution=replace(program.execution, graph=True))
+    profile, free = FakeProfile(issue_s=1e-4), fly(program, run.cluster, FakeProfile(issue_s=0.0))
     issued_s = max(
         sum(profile.host_issue_s(p.instruction.kind, p.instruction.body) for p in expand(c) if p.instruction.needs_host)
         for c in program.classes
     )
-    step_s = fly(program, graphed, profile).step_time_s
+    step_s = fly(graphed, run.cluster, profile).step_time_s
     assert free.step_time_s <= step_s <= free.step_time_s + issued_s
-    assert fly(program, graphed, profile, coarse=False).step_time_s == step_s
-    assert fly(program, run, profile).step_time_s > 2 * step_s
-    assert fly(program, graphed, replace(profile, replayed_s=1e-4)).step_time_s > 2 * step_s
+    assert fly(graphed, run.cluster, profile, coarse=False).step_time_s == step_s
+    assert fly(program, run.cluster, profile).step_time_s > 2 * step_s
+    assert fly(graphed, run.cluster, replace(profile, replayed_s=1e-4)).step_time_s > 2 * step_s
 
 
 def test_a_profile_of_zeros_gives_a_step_of_zero() -> None:
     program, run = small(PLAN)
-    flight = fly(program, run, FakeProfile().scaled(0.0))
+    flight = fly(program, run.cluster, FakeProfile().scaled(0.0))
     assert flight.step_time_s == 0.0
     assert sum(flight.breakdown.values()) == 1.0
 
@@ -178,7 +178,7 @@ def test_time_fractions_tile_the_step(stages: int) -> None:
     program, run = small(
         {"tensor_parallel": 2, "pipeline_parallel": stages, "data_parallel": 2, "global_batch_size": 14}
     )
-    flight = fly(program, run, FakeProfile(issue_s=3e-5))
+    flight = fly(program, run.cluster, FakeProfile(issue_s=3e-5))
     assert tuple(flight.breakdown) == CLASSES
     assert sum(flight.breakdown.values()) == 1.0
     assert [sum(account) for account in flight.accounts] == list(flight.periods_ps)
@@ -186,7 +186,7 @@ def test_time_fractions_tile_the_step(stages: int) -> None:
 
 def test_a_flight_is_reproducible() -> None:
     program, run = small(PLAN)
-    first, second = fly(program, run, FakeProfile()), fly(program, run, FakeProfile())
+    first, second = fly(program, run.cluster, FakeProfile()), fly(program, run.cluster, FakeProfile())
     assert (first.periods_ps, first.accounts, first.events) == (second.periods_ps, second.accounts, second.events)
 
 
@@ -205,7 +205,7 @@ def test_shipped_profiles_scale_and_vanish(name: str, plan: dict[str, Any]) -> N
     step, and none is left at 0."""
     program, run = small(plan, hidden=2048)
     profile = load_profile(name)
-    one, three = fly(program, run, profile), fly(program, run, profile.scaled(3.0))
+    one, three = fly(program, run.cluster, profile), fly(program, run.cluster, profile.scaled(3.0))
     assert three.step_time_s == pytest.approx(3 * one.step_time_s, rel=1e-6)
     assert three.breakdown == pytest.approx(one.breakdown, abs=1e-6)
-    assert fly(program, run, profile.scaled(0.0)).step_time_s == 0.0
+    assert fly(program, run.cluster, profile.scaled(0.0)).step_time_s == 0.0

@@ -15,7 +15,7 @@ from program.timeline import TIMES
 from simulator.flight import Flight, fly
 from simulator.nodes import Cohort, NotInStep
 from tests.simulator.fakes import FakeProfile
-from tests.simulator.runs import cluster_run, small
+from tests.simulator.runs import cluster_of, small
 
 PLANS: dict[str, dict[str, Any]] = {
     "one": {"global_batch_size": 2},
@@ -96,8 +96,8 @@ def rows(flight: Flight) -> dict[str, Any]:
 @pytest.mark.parametrize("plan", PLANS)
 def test_coarse_equals_fine(plan: str, profile: str) -> None:
     program, run = small(PLANS[plan])
-    coarse = fly(program, run, PROFILES[profile])
-    fine = fly(program, run, PROFILES[profile], coarse=False)
+    coarse = fly(program, run.cluster, PROFILES[profile])
+    fine = fly(program, run.cluster, PROFILES[profile], coarse=False)
     assert coarse.periods_ps == fine.periods_ps
     assert rows(coarse) == rows(fine)
     assert coarse.accounts == fine.accounts
@@ -108,8 +108,8 @@ def test_coarse_equals_fine(plan: str, profile: str) -> None:
 @pytest.mark.parametrize("plan", PLANS)
 def test_folded_equals_unfolded(plan: str, profile: str) -> None:
     program, run = small(PLANS[plan])
-    folded = fly(program, run, PROFILES[profile])
-    unfolded = fly(program, run, PROFILES[profile], unfold=True)
+    folded = fly(program, run.cluster, PROFILES[profile])
+    unfolded = fly(program, run.cluster, PROFILES[profile], unfold=True)
     assert len(unfolded.colours) == program.world
     periods = {
         rank: time for colour, time in zip(folded.colours, folded.periods_ps, strict=True) for rank in colour.ranks
@@ -159,11 +159,11 @@ def flights(draw: st.DrawFn) -> tuple[dict[str, Any], FakeProfile]:
 def test_any_flight_is_the_same_coarse_fine_and_unfolded(drawn: tuple[dict[str, Any], FakeProfile]) -> None:
     plan, profile = drawn
     program, run = small(plan)
-    coarse, fine = fly(program, run, profile), fly(program, run, profile, coarse=False)
+    coarse, fine = fly(program, run.cluster, profile), fly(program, run.cluster, profile, coarse=False)
     assert coarse.periods_ps == fine.periods_ps
     assert rows(coarse) == rows(fine)
     assert coarse.accounts == fine.accounts
-    unfolded = fly(program, run, profile, unfold=True)
+    unfolded = fly(program, run.cluster, profile, unfold=True)
     assert [unfolded.periods_ps[colour.rank] for colour in coarse.colours] == list(coarse.periods_ps)
 
 
@@ -172,7 +172,7 @@ def test_unfolded_is_the_same_coarse_and_fine(plan: str) -> None:
     """Ranks in step fly merged segments of their own, and agree."""
     program, run = small(PLANS[plan])
     for profile in (PROFILES["between"], PROFILES["one-way"], PROFILES["both-ways"]):
-        coarse, fine = (fly(program, run, profile, unfold=True, coarse=flag) for flag in (True, False))
+        coarse, fine = (fly(program, run.cluster, profile, unfold=True, coarse=flag) for flag in (True, False))
         assert coarse.periods_ps == fine.periods_ps
         assert coarse.accounts == fine.accounts
         assert coarse.events <= fine.events
@@ -189,7 +189,7 @@ def test_ranks_in_step_must_agree() -> None:
 
 def test_whole_nodes_fold_to_stages() -> None:
     program, run = small({"tensor_parallel": 4, "pipeline_parallel": 2, "data_parallel": 2, "global_batch_size": 4})
-    flight = fly(program, run, FakeProfile())
+    flight = fly(program, run.cluster, FakeProfile())
     assert [len(colour.ranks) for colour in flight.colours] == [8, 8]
 
 
@@ -197,7 +197,7 @@ def test_ranks_that_cross_nodes_are_told_apart() -> None:
     """Three replicas of two stages on nodes of four: one pipeline edge stays on its node, two cross."""
     plan = {"pipeline_parallel": 2, "data_parallel": 3, "global_batch_size": 6}
     program, run = small(plan)
-    folded, unfolded = fly(program, run, FakeProfile()), fly(program, run, FakeProfile(), unfold=True)
+    folded, unfolded = fly(program, run.cluster, FakeProfile()), fly(program, run.cluster, FakeProfile(), unfold=True)
     assert len(folded.colours) > 2
     periods = {
         rank: time for colour, time in zip(folded.colours, folded.periods_ps, strict=True) for rank in colour.ranks
@@ -209,10 +209,10 @@ def test_ranks_that_cross_nodes_are_told_apart() -> None:
 def test_folded_cpu_nodes_equal_unfolded(plan: str) -> None:
     """Two or three cores for all ranks: whoever computes or communicates slows everybody on the node."""
     program, run = small(PLANS[plan])
-    run = replace(run, cluster=cluster_run(program.world, "cpu", 2).cluster)
+    run = replace(run, cluster=cluster_of(program.world, "cpu", 2))
     busy = FakeProfile(cores=CoreSharing(2, 1, 0.57, {"gemm": 1.1, "memory": 1.3}), wake_s=3e-5)
     slow = FakeProfile(issue_s=1e-4, cores=CoreSharing(3, 1, 0.4, {}), factors={("tp", "compute"): 1.7})
     for profile in (busy, slow):
-        folded, unfolded = (fly(program, run, profile, unfold=flag) for flag in (False, True))
+        folded, unfolded = (fly(program, run.cluster, profile, unfold=flag) for flag in (False, True))
         periods = dict(zip((colour.rank for colour in folded.colours), folded.periods_ps, strict=True))
         assert periods == {rank: unfolded.periods_ps[rank] for rank in periods}

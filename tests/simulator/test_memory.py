@@ -68,7 +68,7 @@ def test_blocks_equal_single_instructions(plan: str) -> None:
 
 def memory_of(plan: dict[str, Any], **model: Any) -> tuple[StepProgram, tuple[StageMemory, ...]]:
     program, run = small(plan, **model)
-    return program, fly(program, run, FakeProfile()).memory
+    return program, fly(program, run.cluster, FakeProfile()).memory
 
 
 @pytest.mark.parametrize("plan", PLANS)

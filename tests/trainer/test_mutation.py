@@ -9,7 +9,7 @@ from plan.run import Run
 from program.proofs import ProofError, prove
 from simulator.flight import fly
 from tests.simulator.fakes import FakeProfile
-from tests.simulator.runs import cluster_run
+from tests.simulator.runs import cluster_of
 from tests.trainer.edited import EDITS, Flown, fly_edited
 from tests.trainer.pool import Pool
 from tests.trainer.ranks import LLAMA, make_run
@@ -20,7 +20,7 @@ Rows = dict[str, tuple[float, float, float]]
 def predicted(run: Run, edit: str, rank: int) -> Rows:
     """label -> issued, start, end of a rank under the edited program, flown on a made-up GPU."""
     program = EDITS[edit](compile_run(run))
-    flight = fly(program, cluster_run(run.plan.world), FakeProfile(issue_s=1e-7))  # type: ignore[arg-type]
+    flight = fly(program, cluster_of(run.plan.world), FakeProfile(issue_s=1e-7))  # type: ignore[arg-type]
     timeline = flight.timeline([rank])
     return {row.label: (row.issued_s, row.start_s, row.end_s) for row in timeline.rows()}
 

@@ -73,9 +73,7 @@ def hold(pool: Pool, run: Run) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(SLICES))
-def test_random_runs_train_as_the_reference_does(
-    pool: Pool, part: int, soak_count: Callable[[str, int], None]
-) -> None:
+def test_random_runs_train_as_the_reference_does(pool: Pool, part: int, soak_count: Callable[[str, int], None]) -> None:
     numbers = (n for n in range(10_000 * part, 10_000 * (part + 1)) if accepted(n) is not None)
     for number in (next(numbers) for _ in range(EACH)):
         run = accepted(number)

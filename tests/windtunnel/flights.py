@@ -44,7 +44,7 @@ def run_folder(folder: Path, run: dict[str, Any], profile: Path, real: Path | No
     resolved = load(run, [f"cluster.profile={profile}"])
     (folder / "run.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(resolved.to_dict()))))
     flown = api.fly(resolved, profile=load_profile(str(real or profile)), unfold=True)
-    timeline = flown.flight.timeline()
+    timeline = flown.timeline()
     header = replace(timeline.header, source="measured", device="a machine", stands_for={}, run=resolved.to_dict())
     save(Timeline(header, timeline.columns, timeline.words), folder / "timeline" / "step-000007.json.gz")
     step = {"loss": 5.0, "step_time_s": flown.flight.step_time_s}

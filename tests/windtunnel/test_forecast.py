@@ -79,7 +79,7 @@ def test_a_graph_that_the_profile_does_not_price_is_named(run_file: Call, wt: Ca
     plain = wt("forecast", run_file(), *on).json
     assert any(said in text for text in graphed["warnings"])
     assert not any("cuda_graph" in text for text in plain["warnings"])
-    assert graphed["program_hash"] == plain["program_hash"]
+    assert graphed["program_hash"] != plain["program_hash"]  # another step is executed
 
 
 def test_recompute_counts_in_hfu_and_not_in_mfu(forecast: Call) -> None:

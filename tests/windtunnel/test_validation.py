@@ -149,7 +149,7 @@ def test_a_long_step_is_the_step_whose_micro_batches_are_all_simulated(name: str
     run = convert(row(name)).run
     assert run is not None
     found = Flyer().fly(run)
-    whole = fly(compile_run(run), run, load_profile("h100"), skip=False)
+    whole = fly(compile_run(run), run.cluster, load_profile("h100"), skip=False)
     assert found.step_time_s == whole.step_time_s
     assert found.memory_bytes["allocated"] == max(stage.peak_allocated_bytes for stage in whole.memory)
 

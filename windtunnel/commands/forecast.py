@@ -49,7 +49,7 @@ def forecast(
     if timeline:
         api.save_timeline(flown, timeline)
     if trace:
-        api.save_trace([flown.flight.timeline()], trace)
+        api.save_trace([flown.timeline()], trace)
     if as_json:
         output.emit_json(result)
     else:
