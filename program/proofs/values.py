@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 from program import STREAMS, Block, Comm, Instruction, StepProgram
 from program.proofs.error import ProofError, name
@@ -183,7 +183,8 @@ class _Class:
         elif event.what == "loss":
             books.add_loss(about, micro)  # type: ignore[arg-type]
         elif event.what == "shard":
-            books.add_shard(*about, micro)  # type: ignore[misc]
+            bucket, parts, direct = cast(tuple[int, tuple[Part, ...], bool], about)
+            books.add_shard(bucket, parts, direct, micro)
         elif event.what == "step":
             assert isinstance(about, Instruction)
             books.step(about)
@@ -191,11 +192,12 @@ class _Class:
             self._transfer(event, call, micro)
 
     def _transfer(self, event: Event, call: int, micro: int) -> None:
+        about: Any = event.about
         if event.what == "send":
-            comm, held = event.about  # type: ignore[misc]
+            comm, held = about
             self._lane(self.transfers.sent, comm).append(Message(held, micro, call, event.local))
             return
-        comm, ref, held = event.about  # type: ignore[misc]
+        comm, ref, held = about
         message = Message(held, None if comm.op == "exchange" else micro, call, event.local)
         self.state[call, ref] = message
         self._lane(self.transfers.received, comm).append(message)

@@ -49,7 +49,7 @@ def test_weight_gradients_fill_the_drain(stages: int, more: int, weights: float)
     work = microbatches * (2 + weights)
     for schedule, bubble in (("1f1b", 2 + weights), ("zb-h1", 2 - weights)):
         program, run = small(plan | {"schedule": schedule}, layers=stages)
-        flight = fly(program, run, EqualParts(weights=weights, **FREE))
+        flight = fly(program, run.cluster, EqualParts(weights=weights, **FREE))
         assert flight.step_time_s / FORWARD_S - work == pytest.approx((stages - 1) * bubble, abs=1e-9)
 
 
@@ -58,7 +58,9 @@ def test_what_waits_for_its_weight_gradients_is_memory() -> None:
     peaks = {}
     for schedule in ("1f1b", "zb-h1"):
         plan = {"pipeline_parallel": 4, "global_batch_size": 12, "schedule": schedule}
-        peaks[schedule] = [stage.parts["activations"] for stage in fly(*small(plan, layers=8), FakeProfile()).memory]
+        program, run = small(plan, layers=8)
+        memory = fly(program, run.cluster, FakeProfile()).memory
+        peaks[schedule] = [stage.parts["activations"] for stage in memory]
     more = [b - a for a, b in zip(peaks["1f1b"], peaks["zb-h1"], strict=True)]
     assert more[0] == 0
     assert 0 < more[1] < more[2] < more[3]

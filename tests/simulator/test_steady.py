@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from program import repetitions
 from simulator.flight import Flight, fly
 from simulator.steady import Shift, _period_shift, _Times
 from tests.simulator.fakes import FakeProfile
-from tests.simulator.runs import cluster_run, small
+from tests.simulator.runs import cluster_of, small
 from tests.simulator.test_equalities import PROFILES, rows
 
 INTERLEAVED = {"virtual_pipeline": 2, "schedule": "interleaved-1f1b"}
@@ -57,7 +56,7 @@ def test_skipping_changes_nothing(plan: str) -> None:
     assert repetitions(program) > 0
     skipped = []
     for name in CHOSEN:
-        found, whole = fly(program, run, PROFILES[name]), fly(program, run, PROFILES[name], skip=False)
+        found, whole = fly(program, run.cluster, PROFILES[name]), fly(program, run.cluster, PROFILES[name], skip=False)
         assert same(found, whole), name
         assert whole.whole is None
         skipped += [name] if found.whole is not None and found.events < whole.events / 1.5 else []
@@ -99,21 +98,22 @@ def flights(draw: st.DrawFn) -> tuple[dict[str, Any], FakeProfile]:
 def test_any_long_flight_is_the_same_skipped(drawn: tuple[dict[str, Any], FakeProfile]) -> None:
     plan, profile = drawn
     program, run = small(plan, layers=6 if plan["pipeline_parallel"] == 3 else 4)
-    assert same(fly(program, run, profile), fly(program, run, profile, skip=False))
+    assert same(fly(program, run.cluster, profile), fly(program, run.cluster, profile, skip=False))
 
 
 def test_skipped_is_the_same_fine_and_unfolded() -> None:
     program, run = small(PLANS["tp2-pp2-dp2"])
     for profile in (PROFILES["between"], PROFILES["one-way"]):
-        coarse = fly(program, run, profile)
-        assert same(coarse, fly(program, run, profile, coarse=False))
-        unfolded = fly(program, run, profile, unfold=True)
+        coarse = fly(program, run.cluster, profile)
+        assert same(coarse, fly(program, run.cluster, profile, coarse=False))
+        unfolded = fly(program, run.cluster, profile, unfold=True)
         assert [unfolded.periods_ps[colour.rank] for colour in coarse.colours] == list(coarse.periods_ps)
 
 
 def test_a_timeline_has_every_instruction_of_a_skipped_step() -> None:
     program, run = small(PLANS["pp2-deepspeed"])
-    skipped, whole = fly(program, run, PROFILES["one-way"]), fly(program, run, PROFILES["one-way"], skip=False)
+    skipped = fly(program, run.cluster, PROFILES["one-way"])
+    whole = fly(program, run.cluster, PROFILES["one-way"], skip=False)
     assert skipped.whole is not None
     assert rows(skipped) == rows(whole)
 
@@ -123,23 +123,22 @@ def test_more_micro_batches_take_no_more_events() -> None:
     events = []
     for micro_batches in (2000, 20000):
         program, run = small({"pipeline_parallel": 4, "global_batch_size": micro_batches})
-        events.append(fly(program, run, PROFILES["one-way"]).events)
+        events.append(fly(program, run.cluster, PROFILES["one-way"]).events)
     assert events[0] == events[1]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_work_that_slows_other_work_is_simulated_whole(device: str) -> None:
-    program, run = small(PLANS["one"])
-    run = replace(run, cluster=cluster_run(program.world, device).cluster)
+    program, _ = small(PLANS["one"])
     profile = FakeProfile() if device == "cpu" else PROFILES["both-ways"]
-    assert fly(program, run, profile).whole is None
+    assert fly(program, cluster_of(program.world, device), profile).whole is None
 
 
 def test_replicas_that_drift_apart_are_simulated_whole() -> None:
     """Three replicas on nodes of four: one pipeline edge stays on its node, two cross; they meet once a step."""
     program, run = small({"pipeline_parallel": 2, "data_parallel": 3, "global_batch_size": 3 * 74})
     slow = FakeProfile(nic_bytes_per_s=1e8)
-    skipped, whole = fly(program, run, slow), fly(program, run, slow, skip=False)
+    skipped, whole = fly(program, run.cluster, slow), fly(program, run.cluster, slow, skip=False)
     assert len(skipped.colours) > 2
     assert same(skipped, whole)
 
