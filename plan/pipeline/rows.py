@@ -16,13 +16,19 @@ from functools import lru_cache
 from plan.parallel import Plan
 from plan.pipeline.base import Schedule, Slot, halves_refused, joined
 from plan.pipeline.ends import abstract_ends
+from program.errors import InputError
 
 CELL = re.compile(r"([0-9]{1,9})([FBIW])([0-9]{1,9})")
+MOST_CELLS = 750_000
 NEEDS = {"F": "", "B": "F", "I": "F", "W": "I"}  # what stands before a cell
 
 
-def rows_of(text: str) -> list[str]:
-    """The lines of a file, blank ones and spaces left out."""
+def rows_of(text: str, where: str) -> list[str]:
+    """The lines of a file, blank ones and spaces left out. Raises InputError for more cells than a step has calls."""
+    if text.count(",") > MOST_CELLS:
+        raise InputError(
+            f"{where} has {text.count(',')} cells; a schedule that is written out has at most {MOST_CELLS}"
+        )
     lines = (",".join(cell for cell in map(str.strip, line.split(",")) if cell) for line in text.splitlines())
     return [line for line in lines if line]
 

@@ -108,7 +108,7 @@ def _schedule_file(raw: object) -> tuple[object, list[str]]:
     if not (isinstance(raw, Mapping) and isinstance(path, str) and path.endswith(".csv")):
         return raw, []
     try:
-        return {**raw, "schedule": rows_of(text_of(Path(path)))}, []
+        return {**raw, "schedule": rows_of(text_of(Path(path)), path)}, []
     except InputError as error:
         return None, list(error.problems)
 

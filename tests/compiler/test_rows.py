@@ -68,6 +68,13 @@ def test_what_cannot_run_has_one_sentence(rows: Any, sentence: str) -> None:
     assert sentence in problem
 
 
+def test_a_file_of_more_cells_than_a_step_has_calls_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "long.csv"
+    file.write_text("0F0," * 750_001)
+    with pytest.raises(InputError, match="long.csv has 750001 cells; a schedule that is written out has at most"):
+        written(str(file))
+
+
 def test_weight_gradients_apart_are_ours_and_need_what_was_kept() -> None:
     apart = [FIRST, "1F0,1I0,1F1,1I1,1W0,1W1"]
     with pytest.raises(NotYetForecast, match="schedule csv with implementation megatron is not yet forecast"):
