@@ -58,9 +58,15 @@ class Alike:
         units = [i.unit for s in program.classes for b in s.blocks for i in b.instructions if i.phase != "step"]
         self.last = max(units, default=0)
         self.known: dict[tuple[Any, ...], Instruction] = {}
+        self.sealed: dict[int, str] = {}
 
     def differs(self, i: Instruction) -> str | None:
         """In what an instruction differs from its like, if in anything."""
+        if i.lines is not None:
+            if id(i.lines) not in self.sealed:
+                self.sealed[id(i.lines)] = i.lines.sealed()
+            if self.sealed[id(i.lines)] != i.lines.seal:
+                return "its lines are not those that were declared"
         if i.values is None:
             return None
         where = i.unit if i.unit in (0, self.last) else -1
@@ -138,6 +144,8 @@ class _Class:
     def _take(self, index: int) -> None:
         call = self.stage.calls[index]
         block, sheet, state = self.stage.blocks[call.block], self.sheets[call.block], self.state
+        if any(bound >= index for bound, _ in call.bindings):
+            raise self._error("an in-port is bound to a call that is issued later", index, 0)
         owners = [None if bound < 0 else self.outs[bound][out] for bound, out in call.bindings]
         for port, wanted, local in sheet.asked:
             found = state.get(owners[port])  # type: ignore[arg-type]
