@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 from compiler.units.declare import declared
 from compiler.units.shape import UnitShape
+from program.declared import At
 from program.kinds import CommOp, Phase, Pool, Reduce
 from program.lines import (
     Apply,
-    At,
     Dims,
     Lines,
     Made,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from program.declared import Value, Values
-from program.lines import At, Move, Part, Tensor, Unit
+from program.declared import At, Value, Values
+from program.lines import Move, Part, Tensor, Unit
 from program.placement import check
 
 WHOLE = ("AR", "AG")  # collectives that leave every rank the whole

@@ -133,9 +133,8 @@ class _Class:
         found: dict[str, set[Key]] = {}
         for sheet in self.sheets:
             for what, _, about in sheet.events:
-                found_: Any = about
-                parts = found_ if what == "gradients" else [found_] if what == "fresh" else ()
-                for part in found_[1] if what == "shard" else parts:
+                parts = about if what == "gradients" else [about] if what == "fresh" else ()
+                for part in about[1] if what == "shard" else parts:
                     found.setdefault(part.param, set()).add(part[1:4])
         return found
 
@@ -182,16 +181,17 @@ class _Class:
     def _happen(self, event: Event, call: int, micro: int) -> None:
         books, about = self.books, event.about
         if event.what == "weights":
-            books.read_weights(about)  # type: ignore[arg-type]
+            books.read_weights(about)
         elif event.what == "gradients":
-            books.add_all(about, micro)  # type: ignore[arg-type]
+            books.add_all(about, micro)
         elif event.what == "fresh":
             assert isinstance(about, Part)
             books.add_fresh(about, micro)
         elif event.what == "loss":
-            books.add_loss(about, micro)  # type: ignore[arg-type]
+            books.add_loss(about, micro)
         elif event.what == "shard":
-            books.add_shard(*about, micro)  # type: ignore[misc]
+            bucket, parts, direct = about
+            books.add_shard(bucket, parts, direct, micro)
         elif event.what == "step":
             assert isinstance(about, Instruction)
             books.step(about)
@@ -200,10 +200,10 @@ class _Class:
 
     def _transfer(self, event: Event, call: int, micro: int) -> None:
         if event.what == "send":
-            comm, held = event.about  # type: ignore[misc]
+            comm, held = event.about
             self._lane(self.transfers.sent, comm).append(Message(held, micro, call, event.local))
             return
-        comm, ref, held = event.about  # type: ignore[misc]
+        comm, ref, held = event.about
         message = Message(held, None if comm.op == "exchange" else micro, call, event.local)
         self.state[call, ref] = message
         self._lane(self.transfers.received, comm).append(message)

@@ -53,7 +53,7 @@ class Event(NamedTuple):
 
     what: str
     local: int
-    about: object
+    about: Any
 
 
 class Misheld(Exception):
@@ -124,7 +124,7 @@ class _Reading:
         if not holds:
             raise Misheld(reason, self.local)
 
-    def _note(self, what: str, about: object) -> None:
+    def _note(self, what: str, about: Any) -> None:
         self.done.events.append(Event(what, self.local, about))
 
     # --- what declares its values
