@@ -12,7 +12,8 @@ between steps are slots the host fills before a step (`Step`), and the key of a 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 from program.declared import At, Values
 from program.kernel import KernelCall
@@ -161,6 +162,12 @@ class Body:
     tables: tuple[tuple[int, tuple[Made, Dims, str]], ...] = ()
     calls: tuple[KernelCall, ...] = ()
     transient_bytes: int = 0
+    seal: str = ""  # of what was declared: a body that was edited since is not that of its unit
+
+    def sealed(self) -> str:
+        """What its seal should be."""
+        content = (self.lines, self.arguments, self.results, self.views, self.tables, self.calls, self.transient_bytes)
+        return blake2b(repr(content).encode(), digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,4 +286,6 @@ def body_of(
         return place[name]
 
     rows = tuple((line.op, tuple(map(index, line.args)), tuple(map(index, line.results)), line.given) for line in lines)
-    return Body(rows, len(arguments), tuple(map(index, results)), tuple(views), tuple(tables), calls, transient_bytes)
+    handed = tuple(map(index, results))
+    body = Body(rows, len(arguments), handed, tuple(views), tuple(tables), calls, transient_bytes)
+    return replace(body, seal=body.sealed())

@@ -6,7 +6,7 @@ naming the instructions.
 | form | what an index or a name stands for is there | form |
 | complete | units run forward and backward once a micro-batch; buckets reduced once, and then stepped once | complete |
 | transfers | sends and receives match in bytes, dtype and order | order |
-| collectives | groups follow a grid; members join the same collectives in order; buffers fit | grid, order, extents |
+| collectives | groups form a grid, members join the same collectives in order, buffers fit | grid, order, extents |
 | deadlock | with finite streams and a host that compute may block, something can always proceed | order, deadlock |
 | rendezvous | host order over all communicators is acyclic across ranks, as NCCL asks | order |
 | race | every two conflicting accesses of a storage are ordered by streams and waits | blocks, storage |

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 from program import STREAMS, Block, Comm, Instruction, StepProgram
 from program.proofs.error import ProofError, name
@@ -58,9 +58,15 @@ class Alike:
         units = [i.unit for s in program.classes for b in s.blocks for i in b.instructions if i.phase != "step"]
         self.last = max(units, default=0)
         self.known: dict[tuple[Any, ...], Instruction] = {}
+        self.sealed: dict[int, str] = {}
 
     def differs(self, i: Instruction) -> str | None:
         """In what an instruction differs from its like, if in anything."""
+        if i.lines is not None:
+            if id(i.lines) not in self.sealed:
+                self.sealed[id(i.lines)] = i.lines.sealed()
+            if self.sealed[id(i.lines)] != i.lines.seal:
+                return "its lines are not those that were declared"
         if i.values is None:
             return None
         where = i.unit if i.unit in (0, self.last) else -1
@@ -127,9 +133,8 @@ class _Class:
         found: dict[str, set[Key]] = {}
         for sheet in self.sheets:
             for what, _, about in sheet.events:
-                found_: Any = about
-                parts = found_ if what == "gradients" else [found_] if what == "fresh" else ()
-                for part in found_[1] if what == "shard" else parts:
+                parts = about if what == "gradients" else [about] if what == "fresh" else ()
+                for part in about[1] if what == "shard" else parts:
                     found.setdefault(part.param, set()).add(part[1:4])
         return found
 
@@ -138,6 +143,8 @@ class _Class:
     def _take(self, index: int) -> None:
         call = self.stage.calls[index]
         block, sheet, state = self.stage.blocks[call.block], self.sheets[call.block], self.state
+        if any(bound >= index for bound, _ in call.bindings):
+            raise self._error("an in-port is bound to a call that is issued later", index, 0)
         owners = [None if bound < 0 else self.outs[bound][out] for bound, out in call.bindings]
         for port, wanted, local in sheet.asked:
             found = state.get(owners[port])  # type: ignore[arg-type]
@@ -174,16 +181,16 @@ class _Class:
     def _happen(self, event: Event, call: int, micro: int) -> None:
         books, about = self.books, event.about
         if event.what == "weights":
-            books.read_weights(about)  # type: ignore[arg-type]
+            books.read_weights(about)
         elif event.what == "gradients":
-            books.add_all(about, micro)  # type: ignore[arg-type]
+            books.add_all(about, micro)
         elif event.what == "fresh":
             assert isinstance(about, Part)
             books.add_fresh(about, micro)
         elif event.what == "loss":
-            books.add_loss(about, micro)  # type: ignore[arg-type]
+            books.add_loss(about, micro)
         elif event.what == "shard":
-            bucket, parts, direct = cast(tuple[int, tuple[Part, ...], bool], about)
+            bucket, parts, direct = about
             books.add_shard(bucket, parts, direct, micro)
         elif event.what == "step":
             assert isinstance(about, Instruction)
@@ -192,12 +199,11 @@ class _Class:
             self._transfer(event, call, micro)
 
     def _transfer(self, event: Event, call: int, micro: int) -> None:
-        about: Any = event.about
         if event.what == "send":
-            comm, held = about
+            comm, held = event.about
             self._lane(self.transfers.sent, comm).append(Message(held, micro, call, event.local))
             return
-        comm, ref, held = about
+        comm, ref, held = event.about
         message = Message(held, None if comm.op == "exchange" else micro, call, event.local)
         self.state[call, ref] = message
         self._lane(self.transfers.received, comm).append(message)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from program import Block, Bucket, Buffer, Comm, Instruction, Param, RankProgram, numel, rank_wide, tenant_of
 from program.declared import SHARE, At, Identity, Value, identity, parameter
+from program.proofs.values_bodies import body_fault
 
 TRANSFERS = ("send", "recv", "exchange")
 BECOMES = {
@@ -52,7 +53,7 @@ class Event(NamedTuple):
 
     what: str
     local: int
-    about: object
+    about: Any
 
 
 class Misheld(Exception):
@@ -107,7 +108,10 @@ class _Reading:
             self.local = local
             if instruction.values is not None:
                 self._declared(instruction)
-            elif instruction.phase == "step" or instruction.kind == "ACC":
+                continue
+            fault = body_fault(self.stage, instruction, tuple(self._buffer(ref) for ref in instruction.writes))
+            self._need(fault is None, str(fault))
+            if instruction.phase == "step" or instruction.kind == "ACC":
                 self._note("step", instruction)
             else:
                 self._by_kind(instruction)
@@ -120,7 +124,7 @@ class _Reading:
         if not holds:
             raise Misheld(reason, self.local)
 
-    def _note(self, what: str, about: object) -> None:
+    def _note(self, what: str, about: Any) -> None:
         self.done.events.append(Event(what, self.local, about))
 
     # --- what declares its values
@@ -140,6 +144,10 @@ class _Reading:
         else:
             self._need(i.lines is not None and i.lines.calls == i.body, "what is priced is not what it computes")
             self._in_place(i, values.reads, values.writes)
+            if i.kind == "LOAD":  # targets are the tokens that come next
+                shifts = [(line[0], dict(line[3]).get("shift")) for line in (i.lines.lines if i.lines else ())]
+                self._need(shifts == [("load", int(i.piece == "targets"))], f"it does not load {i.piece}")
+                self._need([value.name for value in values.writes] == [i.piece], f"{i.piece} is loaded as another")
         for value, ref in zip(values.writes, i.writes, strict=True):
             if ":" not in value.name:
                 self._leave(Held(identity(value.name, i.unit), value.at), ref)
@@ -281,8 +289,6 @@ class _Reading:
 
     def _by_kind(self, i: Instruction) -> None:
         comm = i.comm
-        priced = comm is not None or (i.lines is not None and i.lines.calls == i.body)
-        self._need(priced, "what is priced is not what it computes")
         if i.kind == "ZERO" and len(i.writes) == 1 and i.writes[0] >= 0:
             tenant, first = self._stretch(i.writes[0])
             self._need(first == 0 and self.block.buffers[i.writes[0]].base is None, "a part of a slot is cleared")

@@ -2,15 +2,15 @@
 sound. A kind returns None where the program has no place for it."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from program import Buffer, Instruction, StepProgram, edit, tenant_of
+from program import Instruction, StepProgram, edit
 from program.hashing import program_hash
+from tests.program.edit_places import Edit, Place, at, like, places, some
+from tests.program.sound_edits import SOUND
 
-Edit = Callable[[random.Random, StepProgram], StepProgram | None]
-Place = tuple[int, int, int]  # class, block, instruction
 COMPUTE = ("F", "I", "W", "B")
 PIPE = ("send", "recv", "exchange")
 
@@ -18,7 +18,7 @@ PIPE = ("send", "recv", "exchange")
 def edited(kind: str, number: int, program: StepProgram) -> StepProgram | None:
     """The `number`-th edit of a kind; None where it is none, or cannot keep the program's references."""
     try:
-        found = KINDS[kind](random.Random(f"{kind} {number}"), program)
+        found = (KINDS | SOUND)[kind](random.Random(f"{kind} {number}"), program)
     except (ValueError, IndexError):
         return None
     if found is None:
@@ -27,46 +27,7 @@ def edited(kind: str, number: int, program: StepProgram) -> StepProgram | None:
     return None if found.hash == program.hash and found.degrees == program.degrees else found
 
 
-# --- places
-
-
-def places(program: StepProgram, wanted: Callable[[Instruction], bool]) -> list[Place]:
-    """Where such instructions stand, in blocks that are called."""
-    called = [{call.block for call in stage.calls} for stage in program.classes]
-    return [
-        (c, b, k)
-        for c, stage in enumerate(program.classes)
-        for b, block in enumerate(stage.blocks)
-        for k, i in enumerate(block.instructions)
-        if b in called[c] and wanted(i)
-    ]
-
-
-def at(program: StepProgram, place: Place) -> Instruction:
-    """The instruction at a place."""
-    return program.classes[place[0]].blocks[place[1]].instructions[place[2]]
-
-
-def buffer(program: StepProgram, place: Place, ref: int) -> Buffer:
-    """The buffer behind a reference."""
-    stage = program.classes[place[0]]
-    return stage.buffers[-1 - ref] if ref < 0 else stage.blocks[place[1]].buffers[ref]
-
-
-def like(program: StepProgram, place: Place, ref: int) -> list[int]:
-    """Other buffers of one shape and type that the block's instructions name."""
-    block = program.classes[place[0]].blocks[place[1]]
-    shape = buffer(program, place, ref).shape, buffer(program, place, ref).dtype
-    named = sorted({r for i in block.instructions for r in (*i.reads, *i.writes)})
-    return [
-        r for r in named if r != ref and (buffer(program, place, r).shape, buffer(program, place, r).dtype) == shape
-    ]
-
-
-def some(draw: random.Random, program: StepProgram, wanted: Callable[[Instruction], bool]) -> Place | None:
-    """One such instruction."""
-    found = places(program, wanted)
-    return draw.choice(found) if found else None
+# --- one instruction
 
 
 def changed(wanted: Callable[[Instruction], bool], change: Callable[[random.Random, Instruction], Any]) -> Edit:
@@ -525,138 +486,3 @@ KINDS: dict[str, Edit] = {
     "ranks exchange programs": classes,
     "other number of micro-batches": degree,
 }
-
-
-# --- sound edits
-
-
-def _instructions(program: StepProgram) -> Iterator[Place]:
-    yield from places(program, lambda i: True)
-
-
-def wait_added(draw: random.Random, program: StepProgram) -> StepProgram | None:
-    """An instruction waits for an earlier one too."""
-    place = some(draw, program, lambda i: True)
-    if place is None or place[2] == 0:
-        return None
-    i = at(program, place)
-    return edit.with_instruction(program, *place, replace(i, waits=tuple(sorted({*i.waits, draw.randrange(place[2])}))))
-
-
-def redundant_wait_dropped(draw: random.Random, program: StepProgram) -> StepProgram | None:
-    """A wait that another one implies is gone again."""
-    place = some(draw, program, lambda i: any(w >= 1 for w in i.waits))
-    if place is None:
-        return None
-    i, block = at(program, place), program.classes[place[0]].blocks[place[1]]
-    late = max(i.waits)
-    stream = block.instructions[late].stream
-    early = [k for k in range(late) if block.instructions[k].stream == stream and k not in i.waits]
-    if not early:
-        return None
-    more = edit.with_instruction(program, *place, replace(i, waits=tuple(sorted({*i.waits, early[-1]}))))
-    again = edit.drop_wait(more, *place, early[-1])
-    return edit.with_instruction(again, *place, replace(at(again, place), priority=at(again, place).priority))
-
-
-def independent_swapped(draw: random.Random, program: StepProgram) -> StepProgram | None:
-    """Two neighbours that share nothing, on different streams and of no two groups, change places."""
-    found = []
-    for class_, number, local in _instructions(program):
-        if local == 0:
-            continue
-        block = program.classes[class_].blocks[number]
-        a, b = block.instructions[local - 1], block.instructions[local]
-        one, two = (
-            {tenant_of(block.buffers, r) if r >= 0 else r for r in (*i.reads, *i.writes, *i.frees)} for i in (a, b)
-        )
-        wide = any(r < 0 for r in (*one, *two))
-        apart = a.stream != b.stream and not (one & two) and not wide and not (a.comm and b.comm)
-        slots_ = [{block.buffers[r].slot for r in refs} - {None} for refs in (one, two)]
-        if apart and not slots_[0] & slots_[1] and local - 1 not in b.waits and not a.host_sync and not b.host_sync:
-            found.append((class_, number, local))
-    if not found:
-        return None
-    class_, number, local = draw.choice(found)
-    return edit.swap(program, class_, number, local, local - 1)
-
-
-def buffers_renumbered(draw: random.Random, program: StepProgram) -> StepProgram | None:
-    """The buffers of a block have other numbers."""
-    class_, number, _ = draw.choice(list(_instructions(program)))
-    block = program.classes[class_].blocks[number]
-    order = list(range(len(block.buffers)))
-    draw.shuffle(order)
-    new = {old: k for k, old in enumerate(order)}
-
-    def ref(old: int | None) -> Any:
-        return old if old is None or old < 0 else new[old]
-
-    held = []
-    for old in order:
-        b = block.buffers[old]
-        held.append(replace(b, base=(new[b.base[0]], b.base[1])) if b.slot is not None and b.base is not None else b)
-    instructions = tuple(
-        replace(i, reads=tuple(map(ref, i.reads)), writes=tuple(map(ref, i.writes)), frees=tuple(map(ref, i.frees)))
-        for i in block.instructions
-    )
-    ins = tuple(replace(p, buffer=ref(p.buffer)) for p in block.ports_in)
-    outs = tuple(replace(p, buffer=ref(p.buffer)) for p in block.ports_out)
-    made = replace(block, buffers=tuple(held), instructions=instructions, ports_in=ins, ports_out=outs)
-    return edit.with_block(program, class_, number, made)
-
-
-def slot_doubled(draw: random.Random, program: StepProgram) -> StepProgram | None:
-    """A block's tenants of a slot lie in a slot of their own."""
-    found = []
-    for class_, stage in enumerate(program.classes):
-        for number, block in enumerate(stage.blocks):
-            brought = {p.buffer for p in block.ports_in} | {p.buffer for p in block.ports_out}
-            names = {b.slot for k, b in enumerate(block.buffers) if b.slot is not None and k not in brought}
-            names -= {b.slot for k, b in enumerate(block.buffers) if k in brought}
-            found += [(class_, number, name) for name in sorted(n for n in names if n and not n.startswith("shard."))]
-    if not found:
-        return None
-    class_, number, name = draw.choice(found)
-    stage = program.classes[class_]
-    place = next(b for b in stage.buffers if b.slot == name)
-    block = stage.blocks[number]
-    held = tuple(replace(b, slot="own slot") if b.slot == name else b for b in block.buffers)
-    blocks_ = (*stage.blocks[:number], replace(block, buffers=held), *stage.blocks[number + 1 :])
-    wide = (*stage.buffers, replace(place, slot="own slot", what="own slot"))
-    return edit.with_class(program, class_, replace(stage, blocks=blocks_, buffers=wide))
-
-
-def later_free(draw: random.Random, program: StepProgram) -> StepProgram | None:
-    """A buffer is freed later, by the last compute instruction of its block."""
-    place = some(draw, program, lambda i: bool(i.frees))
-    if place is None:
-        return None
-    last = max(p[2] for p in places(program, lambda i: i.stream == "compute") if p[:2] == place[:2])
-    if last == place[2]:
-        return None
-    ref = draw.choice(at(program, place).frees)
-    kept = tuple(r for r in at(program, place).frees if r != ref)
-    without = edit.with_instruction(program, *place, replace(at(program, place), frees=kept))
-    there = (*place[:2], last)
-    return edit.with_instruction(without, *there, replace(at(without, there), frees=(*at(without, there).frees, ref)))
-
-
-def renamed(draw: random.Random, program: StepProgram) -> StepProgram | None:
-    """A block and its activations have other names."""
-    class_, number, _ = draw.choice(list(_instructions(program)))
-    block = program.classes[class_].blocks[number]
-    held = tuple(replace(b, what="renamed") if b.pool in ("act", "stash") else b for b in block.buffers)
-    return edit.with_block(program, class_, number, replace(block, name=block.name + " renamed", buffers=held))
-
-
-SOUND: dict[str, Edit] = {
-    "wait added": wait_added,
-    "redundant wait dropped": redundant_wait_dropped,
-    "independent neighbours swapped": independent_swapped,
-    "buffers renumbered": buffers_renumbered,
-    "slot doubled": slot_doubled,
-    "later free": later_free,
-    "block renamed": renamed,
-}
-KINDS |= {f"sound: {name}": made for name, made in SOUND.items()}
