@@ -1,14 +1,17 @@
 """Ranks that the user's own torchrun started: who prepares the folder, who is told what, and that it is printed."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
+from compiler import compile_run
 from plan.run import Run
 from program.errors import InputError
 from tests.trainer.ranks import LLAMA, make_run
 from trainer import torchrun
+from windtunnel.job import prepare
 
 
 @pytest.fixture
@@ -17,13 +20,9 @@ def run() -> Run:
     return make_run(LLAMA, {"precision": "fp32", "tensor_parallel": 2, "sequence_parallel": True})
 
 
-def _nobody() -> None:
-    pass
-
-
 def test_the_others_wait_for_what_rank_0_prepared(run: Run, tmp_path: Path) -> None:
     store = dist.HashStore()
-    torchrun._prepare(run, tmp_path / "run", 2, _nobody, store)
+    torchrun._prepare(2, tmp_path / "run", 2, partial(prepare, run, tmp_path / "run"), store)
     assert torchrun._prepared(tmp_path / "run", 1, store)
     assert (tmp_path / "run" / "run.yaml").exists()
 
@@ -36,13 +35,14 @@ def test_what_rank_0_refuses_it_alone_says_and_nobody_writes(run: Run, tmp_path:
 
     untrainable = make_run(LLAMA, {"implementation": "megatron"})
     for plan, world, own, said in (
-        (run, 4, _nobody, "the plan needs 2 ranks and torchrun started 4"),
+        (run, 4, None, "the plan needs 2 ranks and torchrun started 4"),
         (run, 2, taken, "in use"),
-        (untrainable, 1, _nobody, "implementation"),
+        (untrainable, 1, None, "implementation"),
     ):
         store = dist.HashStore()
+        own = own or partial(prepare, plan, tmp_path / "run")
         with pytest.raises(InputError, match=said):
-            torchrun._prepare(plan, tmp_path / "run", world, own, store)
+            torchrun._prepare(plan.plan.world, tmp_path / "run", world, own, store)
         assert not torchrun._prepared(tmp_path / "run", 1, store)
         assert not (tmp_path / "run").exists()
 
@@ -52,7 +52,7 @@ def test_a_node_that_does_not_see_the_folder_says_so(run: Run, tmp_path: Path, m
     monkeypatch.setattr(torchrun, "SHARED_S", 0.1)
     for folder in (tmp_path / "here", tmp_path / "there"):
         store = dist.HashStore()
-        torchrun._prepare(run, folder, 2, _nobody, store)
+        torchrun._prepare(2, folder, 2, partial(prepare, run, folder), store)
     with pytest.raises(InputError, match="rank 1 does not see what rank 0 wrote into .*here"):
         torchrun._prepared(tmp_path / "here", 1, store)
 
@@ -62,7 +62,7 @@ def test_a_failure_is_printed_and_what_all_say_is_printed_once(
 ) -> None:
     store = dist.HashStore()
     for rank, text in enumerate(("input: too large", "input: too large", "own: RuntimeError: x", "disk: f: No space")):
-        torchrun._say(run, tmp_path, rank, text, store)
+        torchrun._say(compile_run(run), tmp_path, rank, text, store)
     first, second, third = capsys.readouterr().err.splitlines()
     assert first == "error: too large"
     assert second == "error: rank 2 failed (RuntimeError: x); rank 2: before its first step"
