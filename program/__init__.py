@@ -1,6 +1,6 @@
 """The step program: what every rank executes in one training step, in order.
 
-One data structure, two interpreters: `simulator.fly` prices it, `trainer.fly` runs it, and neither may create, drop or
+One data structure, two interpreters: the simulator prices it, the trainer runs it, and neither may create, drop or
 reorder an instruction. A rank's program is *blocks* and *calls*. A block holds the instructions of one (stage, chunk,
 phase), compiled, proved and priced once; a call places a block in time for one micro-batch. `expand` yields the
 flat instruction list where somebody needs it.
