@@ -37,7 +37,7 @@ class Bodies:
         key = (id(body), device_type)
         if key not in self._linked:
             if (body, device_type) not in self._distinct:
-                functions = vars(registry.bind(self.context.run.plan.kernels, device_type))
+                functions = vars(registry.bind(self.context.program.execution.kernels, device_type))
                 self._distinct[body, device_type] = link(body, functions, self.context.standing)
             self._linked[key] = self._distinct[body, device_type]
         return self._linked[key]

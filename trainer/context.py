@@ -15,15 +15,13 @@ from typing import TypeVar, cast
 
 import torch
 
-from compiler import coordinates as compiled_coordinates
 from kernels.random import DropoutSlot, stream_key_words
 from kernels.reference_layer import Mask
 from kernels.tables import table
-from plan.model import Model
-from plan.run import Run
-from program import RankProgram
+from program import RankProgram, Role, StepProgram
 from program.lines import Draw, Step
 from trainer.feed import Batches, Feed
+from trainer.job import Job
 from trainer.link import Bound, Host, Standing, Table
 
 Tensor = torch.Tensor
@@ -52,22 +50,27 @@ class Coordinates:
     pp: int
 
 
-def coordinates(rank: int, run: Run) -> Coordinates:
-    """Coordinates of a global rank, as the compiler lays ranks out."""
-    at = compiled_coordinates(run.plan, rank)
-    return Coordinates(rank, at["tp"], at["dp"], at["pp"])
+def coordinates(program: StepProgram, rank: int) -> Coordinates:
+    """Coordinates of a global rank: its places in its groups, and its stage."""
+    stage = program.classes[program.class_of[rank]].stage
+    return Coordinates(rank, _place(program, "tp", rank), _place(program, "dp", rank), stage)
+
+
+def _place(program: StepProgram, role: Role, rank: int) -> int:
+    return next((g.ranks.index(rank) for g in program.groups.get(role, ()) if rank in g.ranks), 0)
 
 
 @dataclass(slots=True)
 class RankContext:
     """What all instructions of a rank share."""
 
-    run: Run
-    program: RankProgram
-    coords: Coordinates
+    program: StepProgram
+    job: Job
+    rank: int
     data: Batches
     device: torch.device
     state: StepState = field(default_factory=StepState)
+    coords: Coordinates = field(init=False)
     feed: Feed = field(init=False)
     numbers: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
     keys: Tensor = field(init=False)
@@ -75,11 +78,12 @@ class RankContext:
     _cache: dict[object, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.coords = coordinates(self.program, self.rank)
         cuda = self.device.type == "cuda"
-        self.feed = Feed(self.data, self.samples, self.model.seq_length, keeps=cuda, pinned=cuda)
+        self.feed = Feed(self.data, self.samples, self.degrees["seq_length"], keeps=cuda, pinned=cuda)
         masks = {
             (instruction.unit, value.site)
-            for block in self.program.blocks
+            for block in self.mine.blocks
             for instruction in block.instructions
             for _, _, _, given in (instruction.lines.lines if instruction.lines is not None else ())
             for _, value in given
@@ -89,22 +93,26 @@ class RankContext:
         self.keys = torch.zeros((len(masks), 2), dtype=torch.int64, device=self.device)
 
     @property
-    def model(self) -> Model:
-        """The model being trained."""
-        return self.run.model
+    def mine(self) -> RankProgram:
+        """The program of this rank."""
+        return self.program.classes[self.program.class_of[self.rank]]
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """The sizes of the program's axes and of its micro-batches."""
+        return self.program.degrees
 
     @property
     def standing(self) -> Standing:
         """This rank's place along the axes that tensors are cut along."""
-        plan = self.run.plan
-        ranks = {"tp": plan.tensor_parallel, "dp": plan.data_parallel}
+        ranks = {"tp": self.degrees["tp"], "dp": self.degrees["dp"]}
         return Standing({"tp": self.coords.tp, "dp": self.coords.dp}, ranks)
 
     def samples(self, micro: int) -> tuple[int, ...]:
         """Indices in the global batch of a micro-batch's sequences on this data-parallel rank."""
-        plan = self.run.plan
-        first = (micro * plan.data_parallel + self.coords.dp) * plan.micro_batch_size
-        return tuple(range(first, first + plan.micro_batch_size))
+        many = self.degrees["micro_batch_size"]
+        first = (micro * self.degrees["dp"] + self.coords.dp) * many
+        return tuple(range(first, first + many))
 
     # --- a step
 
@@ -114,7 +122,7 @@ class RankContext:
         state.step, state.lr = step, lr
         self.numbers[0], self.numbers[1] = lr, step + 1 - state.skipped
         if self._draws:
-            seed = self.run.train.seed
+            seed = self.job.seed
             words = [stream_key_words(seed, step, unit, site) for unit, site in self._draws]
             self.keys.copy_(torch.tensor(words, dtype=torch.int64))
         return state
@@ -156,7 +164,7 @@ class RankContext:
             rows, width = draw.dims
             return Mask(key, tokens[first : first + rows, None], self._elements(width), first_element=0)
         matrices, seq, _ = draw.dims
-        batch = self.run.plan.micro_batch_size
+        batch = self.degrees["micro_batch_size"]
         shape = (batch, matrices // batch)
         heads = self._elements(shape[1]) + first
         elements = heads[None, :, None, None] * seq + self._elements(seq)
@@ -171,7 +179,8 @@ class RankContext:
 
         def make() -> Tensor:
             samples = torch.tensor(self.samples(micro), dtype=torch.int64)
-            grid = torch.arange(self.model.seq_length)[:, None] + samples[None, :] * self.model.seq_length
+            seq = self.degrees["seq_length"]
+            grid = torch.arange(seq)[:, None] + samples[None, :] * seq
             return grid.reshape(-1).to(self.device)
 
         return self._kept(("tokens", micro), make)

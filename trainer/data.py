@@ -27,7 +27,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from plan.run import Run
 from program.errors import InputError
 
 Tensor = torch.Tensor
@@ -134,9 +133,9 @@ def permuted(place: int, size: int, key: str) -> int:
             return place
 
 
-def open_data(run: Run) -> TokenFile:
-    """The run's token file. Raises InputError when it cannot be read or is too short."""
-    path = builtin_file() if run.data.path == "builtin" else Path(run.data.path)
+def open_data(name: str, seq: int, global_batch: int, seed: int, vocab: int) -> TokenFile:
+    """The token file of a name: `builtin` or a path. Raises InputError when it cannot be read or is too short."""
+    path = builtin_file() if name == "builtin" else Path(name)
     try:
         tokens = np.load(path, mmap_mode="r", allow_pickle=False)
         if not isinstance(tokens, np.ndarray):
@@ -149,14 +148,7 @@ def open_data(run: Run) -> TokenFile:
         raise InputError(
             f"data.path {path} holds {tokens.dtype} of shape {tokens.shape}; a token file is one dimension of integers"
         )
-    return TokenFile(
-        tokens,
-        run.model.seq_length,
-        run.plan.global_batch_size,
-        run.train.seed,
-        run.model.vocab,
-        f"data {run.data.path}",
-    )
+    return TokenFile(tokens, seq, global_batch, seed, vocab, f"data {name}")
 
 
 def cache_folder() -> Path:

@@ -5,7 +5,7 @@ communicator) bound to the places of its arguments and results, its stream, and 
 then issues these ops one after another. Nothing is created, dropped or reordered, and nothing is decided: strategies
 are in the program.
 
-    executor = Executor(program, run, rank, communicators, data)
+    executor = Executor(program, job, rank, communicators, data)
     result = executor.step(0)          # StepResult(loss, grad_norm)
     executor.parameters()["layers.0.attn.qkv.weight"]
 """
@@ -22,15 +22,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from plan.run import Run
 from program import Call, Instruction, RankProgram, StepProgram, expand, label, resolve_wait
 from trainer.bodies import Action, Bodies
 from trainer.collectives import check_known, communication
-from trainer.context import RankContext, StepState, coordinates
+from trainer.context import RankContext, StepState
 from trainer.feed import Batches
 from trainer.graphs_cuda import StepGraphs, capturable
 from trainer.groups import members
 from trainer.init import initialise
+from trainer.job import Job
 from trainer.schedule_lr import learning_rate
 from trainer.startup import StartUp
 from trainer.status import Status
@@ -66,7 +66,7 @@ class Executor:
     def __init__(
         self,
         program: StepProgram,
-        run: Run,
+        job: Job,
         rank: int,
         communicators: Mapping[tuple[str, str], Any],
         data: Batches,
@@ -79,7 +79,7 @@ class Executor:
     ) -> None:
         start = start or StartUp(shows=False)
         start.phase("memory")
-        self.program, self.run, self.rank = program, run, rank
+        self.program, self.job, self.rank = program, job, rank
         self.device = torch.device(device)
         self.mine: RankProgram = program.classes[program.class_of[rank]]
         self.storage = Storage(self.mine, self.device)
@@ -94,7 +94,7 @@ class Executor:
         self._steps = 0
         self.ops = self._ready()
         self.streams = self._make_streams(status or Status(), thread_context)
-        self.graphs = self._make_graphs() if run.plan.cuda_graph else None
+        self.graphs = self._make_graphs() if program.execution.graph else None
 
     def step(self, step: int, record: bool = False) -> StepResult:
         """Run step `step` (0-based). Raises StreamError when a stream fails or a wait runs out."""
@@ -114,7 +114,7 @@ class Executor:
             self.streams.drain(self._counts)
         stamps, time_s = self.streams.finish(), time.perf_counter() - began
         result = StepResult(state.loss, state.sum_of_squares**0.5, time_s, stamps, state.skipped)
-        if not result.finite and self.run.train.nonfinite != "continue":
+        if not result.finite and self.job.nonfinite != "continue":
             state.skipped += 1
             result = replace(result, skipped=state.skipped)
         return result
@@ -129,7 +129,7 @@ class Executor:
         self.streams.finish()
 
     def _begin(self, step: int) -> StepState:
-        return self.context.begin(step, learning_rate(self.run.optimizer, step))
+        return self.context.begin(step, learning_rate(self.job.rate, step))
 
     def parameters(self) -> dict[str, Tensor]:
         """This rank's parameters by name, as it holds them (a tensor-parallel rank its share), views of the live
@@ -146,9 +146,8 @@ class Executor:
                 share = held if bucket.weights_sharded else held[share_of(bucket, self.context.coords.dp)].clone()
                 share = share.to(self.device)
                 flat = flats[bucket.index] = share.new_empty(bucket.numel) if bucket.weights_sharded else held
-                dist.all_gather(
-                    [*flat.chunk(self.run.plan.data_parallel)], share, group=self._communicators["dp", "dp"]
-                )
+                shares = [*flat.chunk(self.program.degrees["dp"])]
+                dist.all_gather(shares, share, group=self._communicators["dp", "dp"])
         return self.storage.parameters(flats)
 
     def peak_bytes(self) -> int:
@@ -167,7 +166,7 @@ class Executor:
     # --- making ready -------------------------------------------------------------------------------------------------
 
     def _make_context(self, data: Batches) -> RankContext:
-        return RankContext(self.run, self.mine, coordinates(self.rank, self.run), data, self.device)
+        return RankContext(self.program, self.job, self.rank, data, self.device)
 
     def _make_streams(self, status: Status, thread_context: ThreadContext) -> Streams:
         names = sorted(self._counts)
@@ -176,7 +175,7 @@ class Executor:
         return CpuStreams(self.rank, names, status, self._wait_s, thread_context)
 
     def _make_graphs(self) -> StepGraphs:
-        assert isinstance(self.streams, CudaStreams), "plan.cuda_graph is refused elsewhere"
+        assert isinstance(self.streams, CudaStreams), "a graph on no GPU is refused elsewhere"
         count = capturable([placed.instruction for placed in expand(self.mine)])
         return StepGraphs(self.streams, self.ops, count, self.storage, self.context)
 

@@ -132,6 +132,6 @@ class StepGraphs:
         streams.fork(captured.done)
         streams.replayed(captured.rows, issued)
         self.storage.table[:] = captured.table
-        if step + 1 < self.context.run.train.steps:
+        if step + 1 < self.context.job.steps:
             feed.read_ahead(step + 1)
         streams.issue_rows(captured.rest)

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from plan.model import Model
 from program import Bucket, Param
 from trainer.context import RankContext
 from trainer.storage import Storage, share_of
@@ -67,7 +66,7 @@ def initialise(storage: Storage, context: RankContext, progress: Progress = lamb
 
     def fill(draw: Draw) -> None:
         buffer = buffers.get()
-        drawn = _drawn(draw, context.model, context.run.train.seed, coords.tp, buffer)
+        drawn = _drawn(draw, context.job.seed, coords.tp, buffer)
         copies = {drawn.device: drawn}  # converted on the device: the host would convert before it copies
         for place, stretch in held[draw.param.bucket].items():
             target = storage.tensor(place)
@@ -95,7 +94,7 @@ def _common(elements: tuple[int, int], held: slice) -> bool:
 def _cores(context: RankContext) -> int:
     """How many threads draw: the run's on a CPU, else this rank's share of the machine."""
     if context.device.type == "cpu":
-        return context.run.cluster.threads_per_rank
+        return context.job.cluster.threads_per_rank
     return len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
@@ -124,12 +123,12 @@ def _fill(target: Tensor, held: slice, begin: int, drawn: Tensor) -> None:
         target[low - held.start : high - held.start].copy_(drawn[low - begin : high - begin])
 
 
-def shard(param: Param, model: Model, seed: int, tp: int) -> Iterator[tuple[slice, np.ndarray]]:
+def shard(param: Param, seed: int, tp: int) -> Iterator[tuple[slice, np.ndarray]]:
     """(rows of the local tensor, values) that make up tensor-parallel rank `tp`'s share of a parameter, fp32."""
     for draw in _draws(param, tp):
         rows = draw.last - draw.first
         buffer = torch.empty(_block_rows(param) * _width(param))
-        values = _drawn(draw, model, seed, tp, buffer).numpy().reshape(rows, *param.local_shape[1:])
+        values = _drawn(draw, seed, tp, buffer).numpy().reshape(rows, *param.local_shape[1:])
         yield slice(draw.at, draw.at + rows), values
 
 
@@ -163,7 +162,7 @@ def _local_rows(param: Param, tp: int) -> list[tuple[int, int]]:
     return stretches
 
 
-def _drawn(draw: Draw, model: Model, seed: int, tp: int, buffer: Tensor) -> Tensor:
+def _drawn(draw: Draw, seed: int, tp: int, buffer: Tensor) -> Tensor:
     """The values of a part, flat fp32, in the memory of `buffer`, which holds a block."""
     param = draw.param
     kind, _, deviation = param.init.partition(":")

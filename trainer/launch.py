@@ -1,6 +1,6 @@
 """Starts a training run on this machine, one process a rank, watches it, and says where a rank was when it died.
 
-    launch(run, folder)        # blocks; returns when every rank has finished
+    launch(command, program, cluster, folder)        # blocks; returns when every rank has finished
 
 Ranks meet in a file that only the user can read and talk over the loopback: nothing listens to another host. They keep
 their place in 64-byte status files (`trainer.status`), so a rank that is killed still leaves its step and instruction
@@ -13,23 +13,17 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import yaml
-
 from calibration.loopback import loopback_variables
-from compiler import compile_run, stage_of
-from compiler.sound import compile_proved
-from plan.run import Run
-from plan.trainable import check_trainable
 from program import StepProgram, expand, label
+from program.cluster import Cluster
 from program.errors import InputError, Stopped, WindtunnelError
-from trainer.data import cache_folder, open_data
+from trainer.data import cache_folder
 from trainer.heartbeat import Silence, Watch, silent_s
-from trainer.log import kept, plain
+from trainer.log import kept
 from trainer.nonfinite import NotFinite
 from trainer.processes import run_processes
 from trainer.status import read
@@ -41,32 +35,31 @@ class RankFailed(WindtunnelError):
     """A rank failed and the job was stopped."""
 
 
-def launch(run: Run, folder: Path, keeps: Sequence[int] = ()) -> Path:
-    """Train `run` with one process a rank on this machine; fills and returns `folder`. `keeps`: file descriptors that
-    every rank holds open, as that of the folder's lock.
+def launch(
+    command: Sequence[str], program: StepProgram, cluster: Cluster, folder: Path, keeps: Sequence[int] = ()
+) -> Path:
+    """Run `command FOLDER STORE WORDS` for each rank of a program on this machine; fills and returns `folder`, which
+    was made ready. `keeps`: file descriptors that every rank holds open, as that of the folder's lock.
 
-    Raises InputError before anything is started (data missing, plan not trainable), or RankFailed naming rank and
-    instruction.
+    Raises what the ranks say: InputError, or RankFailed naming rank and instruction.
     """
-    watch = Watch(folder / "status", run.plan.world, silent_s())
-    environments = [_environment(run, rank) for rank in range(run.plan.world)]
-    prepare(run, folder)
+    watch = Watch(folder / "status", program.world, silent_s())
+    environments = [_environment(program, cluster, rank) for rank in range(program.world)]
     with _meeting_place(folder) as store, watch:
-        command = [sys.executable, "-m", "trainer.rank", str(folder), str(store)]
-        ended = run_processes([command] * run.plan.world, environments, keeps)
+        ended = run_processes([[*command, str(folder), str(store)]] * program.world, environments, keeps)
     if ended.stopped:
         name = signal.Signals(ended.stopped).name
         raise Stopped(f"stopped by {name}; {folder} holds what was trained", ended.stopped)
     if ended.exits:
-        raise _explained(run, folder, dict(ended.exits), dict(ended.said), watch.found)
+        raise _explained(program, folder, dict(ended.exits), dict(ended.said), watch.found)
     return folder
 
 
-def _environment(run: Run, rank: int) -> dict[str, str]:
+def _environment(program: StepProgram, cluster: Cluster, rank: int) -> dict[str, str]:
     """What a rank is told."""
-    world = str(run.plan.world)
+    world = str(program.world)
     place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
-    threads = {"OMP_NUM_THREADS": str(run.cluster.threads_per_rank)} if run.cluster.device == "cpu" else {}
+    threads = {"OMP_NUM_THREADS": str(cluster.threads_per_rank)} if cluster.device == "cpu" else {}
     return place | threads | loopback_variables() | kernels_cache()
 
 
@@ -82,7 +75,7 @@ def _meeting_place(folder: Path) -> Iterator[Path]:
     """A file for the ranks' store, in a folder of the run's that only this user may open: what is put into a store is
     unpickled by the ranks."""
     private = folder / MEETING
-    with _written(folder):
+    with written(folder):
         private.mkdir(mode=0o700)
     try:
         yield private / "store"
@@ -90,26 +83,19 @@ def _meeting_place(folder: Path) -> Iterator[Path]:
         shutil.rmtree(private, ignore_errors=True)
 
 
-def prepare(run: Run, folder: Path) -> None:
-    """Check what can be checked before ranks start, the program's soundness included, and write the run's file where
-    they read it. What an earlier run left in the folder is removed."""
-    check_trainable(run)
-    compile_proved(run)
-    data = open_data(run)
-    data.batch(0, tuple(range(min(4, run.plan.global_batch_size))))
-    with _written(folder):
+def make_ready(folder: Path) -> None:
+    """Make the folders that ranks write into; what an earlier run left there is removed."""
+    with written(folder):
         for name in ("status", "timeline", MEETING):
             if (folder / name).exists():
                 shutil.rmtree(folder / name)
         for name in ("status", "timeline"):
             (folder / name).mkdir(parents=True)
         (folder / "steps.jsonl").unlink(missing_ok=True)
-        text = yaml.safe_dump(plain(run.to_dict()), sort_keys=False, allow_unicode=True)
-        (folder / "run.yaml").write_text(text)
 
 
 @contextmanager
-def _written(folder: Path) -> Iterator[None]:
+def written(folder: Path) -> Iterator[None]:
     """Writing here fails as an InputError: nothing has been trained yet."""
     try:
         yield
@@ -118,7 +104,7 @@ def _written(folder: Path) -> Iterator[None]:
 
 
 def _explained(
-    run: Run, folder: Path, exits: dict[int, int], said: dict[int, str], silence: Silence | None
+    program: StepProgram, folder: Path, exits: dict[int, int], said: dict[int, str], silence: Silence | None
 ) -> WindtunnelError:
     wrong = [text.removeprefix("input: ") for text in said.values() if text.startswith("input: ")]
     if wrong:
@@ -131,7 +117,7 @@ def _explained(
         return NotFinite(f"{stopped[0]}; {folder} holds what was trained")
     first = _first(exits, said) if silence is None else silence.rank
     how = _how(exits.get(first), said.get(first, "")) if silence is None else _silent(silence)
-    places = [f"  {where(folder, rank, compile_run(run))}" for rank in range(run.plan.world)]
+    places = [f"  {where(folder, rank, program)}" for rank in range(program.world)]
     return RankFailed(f"rank {first} {how}; the job was stopped. When it ended:\n" + "\n".join(places))
 
 
@@ -176,7 +162,7 @@ def where(folder: Path, rank: int, program: StepProgram) -> str:
             placed.instruction.unit,
             placed.instruction.piece,
         )
-        for placed in expand(stage_of(program, rank))
+        for placed in expand(program.classes[program.class_of[rank]])
     }
     host = names.get(ids.pop("compute", -1), "no instruction yet")
     streams = "".join(f"; {stream} stream {names[i]}" for stream, i in ids.items() if i in names)

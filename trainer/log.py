@@ -16,37 +16,33 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from plan.flops import model_flops_per_step
-from plan.run import Run
+from program import StepProgram
 from program.cluster import GIB
 from trainer.executor import StepResult
+from trainer.job import Job
 from trainer.schedule_lr import learning_rate
 
 
 class RunLog:
     """The files of a run folder."""
 
-    def __init__(self, run: Run, folder: Path, program_hash: str) -> None:
-        self.run, self.folder = run, folder
+    def __init__(self, job: Job, folder: Path, program: StepProgram) -> None:
+        self.job, self.folder = job, folder
         self._steps, self._text = folder / "steps.jsonl", folder / "log.txt"
         self._files: dict[Path, BinaryIO] = {path: path.open("ab", buffering=0) for path in (self._steps, self._text)}
-        peak = run.cluster.peak_flops(run.plan.precision)
-        self._peak = None if peak is None else peak * run.plan.world
-        self.say(
-            f"{run.model.name}: {run.model.parameters():,} parameters, {run.plan.world} ranks, program {program_hash}"
-        )
+        self.say(f"{job.name}: {job.parameters:,} parameters, {program.world} ranks, program {program.hash}")
 
     def step(self, step: int, result: StepResult, peak_bytes: int, recorded: bool) -> dict[str, object]:
         """Write a step's line; returns what it says."""
-        flops = model_flops_per_step(self.run)
+        job, time_s = self.job, result.time_s
         line: dict[str, object] = {
             "step": step,
             "loss": finite(result.loss),
             "grad_norm": finite(result.grad_norm),
-            "lr": learning_rate(self.run.optimizer, step),
-            "step_time_s": result.time_s,
-            "tokens_per_s": self.run.tokens_per_step / result.time_s,
-            "mfu": None if self._peak is None else flops / result.time_s / self._peak,
+            "lr": learning_rate(job.rate, step),
+            "step_time_s": time_s,
+            "tokens_per_s": job.tokens_per_step / time_s,
+            "mfu": None if job.peak_flops is None else job.flops_per_step / time_s / job.peak_flops,
             "peak_allocated_gib": peak_bytes / GIB,
             "recorded": recorded,
             "skipped": result.skipped,

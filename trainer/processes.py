@@ -119,7 +119,7 @@ def _stops() -> Iterator[list[int]]:
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Ctrl-C is blocked in the ranks started here until they are ready for it (`trainer.rank`)."""
+    """Ctrl-C is blocked in the ranks started here until they are ready for it (`windtunnel.rank`)."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

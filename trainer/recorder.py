@@ -62,7 +62,7 @@ class Recorder:
             source="measured",
             program_hash=program.hash,
             device=_device(self.executor.device),
-            run=self.executor.run.to_dict(),
+            run=dict(self.executor.job.run),
             versions={"python": platform.python_version(), "torch": torch.__version__},
             clocks={rank: self.clocks[rank]},
             machine_probe=dict(self.probe),

@@ -1,4 +1,4 @@
-"""What one rank of a training run does (its process is `trainer.rank`, the launcher `trainer.launch`).
+"""What one rank of a training run does (its process is `windtunnel.rank`, the launcher `trainer.launch`).
 
 Reads RUN_FOLDER/run.yaml, compiles the step program, makes sure that every rank compiled the same one, trains, and
 writes the folder: steps.jsonl and log.txt (rank 0), timeline/ (every rank). A rank that fails says so in one sentence
@@ -7,6 +7,7 @@ and exits.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -17,16 +18,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from compiler import compile_run
-from plan.run import Run, canonical_json, load
-from plan.trainable import check_trainable
 from program import StepProgram
+from program.cluster import Cluster
 from program.errors import InputError
 from trainer.clocks import clocks
-from trainer.data import TokenFile, open_data
+from trainer.data import TokenFile
 from trainer.executor import Executor, StepResult
 from trainer.groups import Communicators
 from trainer.heartbeat import Heartbeat
+from trainer.job import Job
 from trainer.log import RunLog
 from trainer.nonfinite import NotFinite, explain
 from trainer.recorder import Recorder
@@ -42,13 +42,15 @@ UNTRACED = ("TORCH_FR_BUFFER_SIZE", "0")
 """torch would keep a traceback of every collective, at the host's cost; where a rank stands is in its status file."""
 
 
-def train(run: Run, folder: Path, rank: int, start: StartUp) -> None:
+Told = Callable[[Path], tuple[StepProgram, Job, TokenFile]]
+"""What a rank trains, from its run folder."""
+
+
+def train(program: StepProgram, job: Job, data: TokenFile, folder: Path, rank: int, start: StartUp) -> None:
     """Train on this rank; the default process group exists. Collective over it."""
-    start.phase("program")
-    program = compile_run(run)
-    _agree(program, run, rank)
+    _agree(program, job, rank)
     start.phase("communicators")
-    device = _device(run)
+    device = _device(job.cluster)
     os.environ.setdefault(*UNTRACED)
     backend = "nccl" if device.type == "cuda" else "gloo"
     made = Communicators(backend, WAIT_S)
@@ -56,17 +58,15 @@ def train(run: Run, folder: Path, rank: int, start: StartUp) -> None:
     if device.type == "cuda":
         made.warm_up(program, rank, device)
     status = Status(folder / "status" / f"rank-{rank}")
-    start.phase("data")
-    data = open_data(run)
-    executor = Executor(program, run, rank, communicators, data, device, status=status, wait_s=WAIT_S, start=start)
+    executor = Executor(program, job, rank, communicators, data, device, status=status, wait_s=WAIT_S, start=start)
     start.phase("clocks")
-    recorder = Recorder(executor, clocks(rank, run.plan.world), _probe(run, rank, device))
-    log = RunLog(run, folder, program.hash) if rank == 0 else None
+    recorder = Recorder(executor, clocks(rank, program.world), _probe(job.cluster, rank, device))
+    log = RunLog(job, folder, program) if rank == 0 else None
     ready = start.done()
     if log is not None:
         log.say(ready)
     try:
-        _steps(run, executor, data, recorder, log)
+        _steps(job, executor, data, recorder, log)
     finally:
         recorder.write(folder / "timeline")
         if log is not None:
@@ -75,25 +75,25 @@ def train(run: Run, folder: Path, rank: int, start: StartUp) -> None:
     executor.close()
 
 
-def _steps(run: Run, executor: Executor, data: TokenFile, recorder: Recorder, log: RunLog | None) -> None:
-    with data.checks_ahead(run.train.steps) as checked:
-        for step in range(run.train.steps):
-            recorded = run.records(step)
+def _steps(job: Job, executor: Executor, data: TokenFile, recorder: Recorder, log: RunLog | None) -> None:
+    with data.checks_ahead(job.steps) as checked:
+        for step in range(job.steps):
+            recorded = job.records(step)
             checked(step)
             result = executor.step(step, recorded)
             if recorded:
                 recorder.keep(step, result)
             if log is not None:
                 line = log.step(step, result, executor.peak_bytes(), recorded)
-                _progress(line, run.train.steps, log)
-            if not result.finite and run.train.nonfinite != "continue":
-                _leave_out(run, executor, step, result, log)
+                _progress(line, job.steps, log)
+            if not result.finite and job.nonfinite != "continue":
+                _leave_out(job, executor, step, result, log)
 
 
-def _leave_out(run: Run, executor: Executor, step: int, result: StepResult, log: RunLog | None) -> None:
+def _leave_out(job: Job, executor: Executor, step: int, result: StepResult, log: RunLog | None) -> None:
     """A step that the optimizer left out on every rank: the run ends or goes on as it asks. Raises NotFinite on all
     ranks alike."""
-    if run.train.nonfinite == "skip":
+    if job.nonfinite == "skip":
         if log is not None:
             log.say(f"step {step} was left out: its loss or gradient norm is not finite ({result.skipped} so far)")
         return
@@ -111,10 +111,10 @@ def _progress(line: dict[str, object], steps: int, log: RunLog) -> None:
         print(f"\r{text}   ", end="", file=sys.stderr, flush=True)
 
 
-def _agree(program: StepProgram, run: Run, rank: int) -> None:
+def _agree(program: StepProgram, job: Job, rank: int) -> None:
     """Every rank must run the same program of the same run; a difference is found here and not as a hang."""
-    mine = (program.hash, canonical_json(run))
-    found: list[tuple[str, str]] = [mine] * run.plan.world
+    mine = (program.hash, json.dumps(dict(job.run), sort_keys=True))
+    found: list[tuple[str, str]] = [mine] * program.world
     dist.all_gather_object(found, mine)
     others = [r for r, theirs in enumerate(found) if theirs != found[0]]
     if others:
@@ -124,16 +124,16 @@ def _agree(program: StepProgram, run: Run, rank: int) -> None:
         )
 
 
-def _device(run: Run) -> torch.device:
-    if run.cluster.device == "cpu":
+def _device(cluster: Cluster) -> torch.device:
+    if cluster.device == "cpu":
         from calibration.heap import keep_freed_memory
 
         keep_freed_memory()
-        torch.set_num_threads(run.cluster.threads_per_rank)
+        torch.set_num_threads(cluster.threads_per_rank)
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise InputError(
-            f"the run's cluster {run.cluster.name} has CUDA devices and this machine has none that torch can use; "
+            f"the run's cluster {cluster.name} has CUDA devices and this machine has none that torch can use; "
             "set cluster: cpu"
         )
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -141,31 +141,31 @@ def _device(run: Run) -> torch.device:
     return device
 
 
-def _probe(run: Run, rank: int, device: torch.device) -> dict[str, float]:
+def _probe(cluster: Cluster, rank: int, device: torch.device) -> dict[str, float]:
     """How fast the machine is today: rank 0 measures while the others wait."""
     found = {}
     if rank == 0 and device.type == "cpu":
         from calibration.microbench import machine_probe
 
-        found = machine_probe(PROBE_S, run.cluster.threads_per_rank)
+        found = machine_probe(PROBE_S, cluster.threads_per_rank)
     dist.barrier()
     return found
 
 
-def main(folder: Path, store: dist.Store, say: Callable[[str], None]) -> int:
-    """Join the job, whose ranks meet in `store`, and train; what went wrong is said in one sentence, after its kind."""
+def main(folder: Path, store: dist.Store, say: Callable[[str], None], told: Told) -> int:
+    """Join the job, whose ranks meet in `store`, and train what is `told`; what went wrong is said in one sentence,
+    after its kind."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     limit = timedelta(seconds=JOIN_S)
     start = StartUp(shows=rank == 0)
-    start.phase("run file")
+    start.phase("program")
     try:
         Heartbeat(folder / "status" / f"rank-{rank}.alive", os.getppid()).start()
-        run = load(folder / "run.yaml")
-        check_trainable(run)
+        program, job, data = told(folder)
         start.phase("meeting")
         store.set_timeout(limit)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=limit)
-        train(run, folder, rank, start)
+        train(program, job, data, folder, rank, start)
     except InputError as error:
         say(f"input: {error}")
         return error.exit_code

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Literal
 
-from plan.run import Optimizer
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """The learning rates of a run: `lr` at its highest, `min_lr` from `decay_steps` on, unless it is constant."""
+
+    lr: float
+    kind: Literal["constant", "linear", "cosine"]
+    warmup_steps: int
+    decay_steps: int
+    min_lr: float
 
 
-def learning_rate(optimizer: Optimizer, step: int) -> float:
+def learning_rate(rate: Rate, step: int) -> float:
     """Rate of 0-based step `step`. Warm-up reaches `lr` at the end of `warmup_steps` (step w − 1 has the full rate)."""
-    schedule = optimizer.schedule
-    if step < schedule.warmup_steps:
-        return optimizer.lr * (step + 1) / schedule.warmup_steps
-    if schedule.kind == "constant":
-        return optimizer.lr
-    span = max(1, schedule.decay_steps - schedule.warmup_steps)
-    done = min(1.0, (step - schedule.warmup_steps) / span)
-    left = 1.0 - done if schedule.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
-    return schedule.min_lr + (optimizer.lr - schedule.min_lr) * left
+    if step < rate.warmup_steps:
+        return rate.lr * (step + 1) / rate.warmup_steps
+    if rate.kind == "constant":
+        return rate.lr
+    span = max(1, rate.decay_steps - rate.warmup_steps)
+    done = min(1.0, (step - rate.warmup_steps) / span)
+    left = 1.0 - done if rate.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    return rate.min_lr + (rate.lr - rate.min_lr) * left

@@ -20,11 +20,10 @@ from pathlib import Path
 import torch.distributed as dist
 
 from calibration.loopback import loopback_variables
-from compiler import compile_run
-from plan.run import Run
+from program import StepProgram
 from program.errors import InputError
-from trainer.launch import kernels_cache, prepare, unwritten, where
-from trainer.run import main
+from trainer.launch import kernels_cache, unwritten, where
+from trainer.run import Told, main
 
 PREPARED_S = 600.0  # a large plan is proved in minutes
 SHARED_S = 60.0
@@ -32,31 +31,31 @@ _FOLDER = "windtunnel/folder"
 _REFUSED = ""
 
 
-def join(run: Run, folder: Path, own: Callable[[], object]) -> int:
-    """Train as one rank; its exit code. Rank 0 calls `own`, which makes the folder this job's or raises InputError, and
-    prepares it. Raises InputError, on rank 0 alone for what all ranks would say."""
+def join(program: StepProgram, folder: Path, prepare: Callable[[], object], told: Told) -> int:
+    """Train as one rank what is `told`; its exit code. Rank 0 calls `prepare`, which makes the folder this job's and
+    writes what is told there, or raises InputError. Raises InputError, on rank 0 alone for what all ranks would say."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if os.environ.get("LOCAL_WORLD_SIZE") == str(world):
         os.environ.update(loopback_variables())
     os.environ.update(kernels_cache())
     store, *_ = next(dist.rendezvous("env://", timeout=timedelta(seconds=PREPARED_S)))
     if rank == 0:
-        _prepare(run, folder, world, own, store)
+        _prepare(program.world, folder, world, prepare, store)
     elif not _prepared(folder, rank, store):
         return InputError.exit_code
-    return main(folder, dist.PrefixStore("windtunnel/ranks", store), lambda text: _say(run, folder, rank, text, store))
+    ranks = dist.PrefixStore("windtunnel/ranks", store)
+    return main(folder, ranks, lambda text: _say(program, folder, rank, text, store), told)
 
 
-def _prepare(run: Run, folder: Path, world: int, own: Callable[[], object], store: dist.Store) -> None:
+def _prepare(needed: int, folder: Path, world: int, prepare: Callable[[], object], store: dist.Store) -> None:
     token = _REFUSED
     try:
-        if run.plan.world != world:
+        if needed != world:
             raise InputError(
-                f"the plan needs {run.plan.world} ranks and torchrun started {world}; "
+                f"the plan needs {needed} ranks and torchrun started {world}; "
                 "start as many, or change the plan's degrees"
             )
-        own()
-        prepare(run, folder)
+        prepare()
         token = secrets.token_hex(8)
         (folder / "status" / f"ready-{token}").touch()
     finally:
@@ -79,7 +78,7 @@ def _prepared(folder: Path, rank: int, store: dist.Store) -> bool:
     return True
 
 
-def _say(run: Run, folder: Path, rank: int, text: str, store: dist.Store) -> None:
+def _say(program: StepProgram, folder: Path, rank: int, text: str, store: dist.Store) -> None:
     """Print why this rank failed; what several ranks say alike, one of them prints."""
     kind, _, what = text.partition(": ")
     if kind in ("input", "stop"):  # every rank found the same
@@ -90,5 +89,5 @@ def _say(run: Run, folder: Path, rank: int, text: str, store: dist.Store) -> Non
     elif kind == "disk":
         said = unwritten(folder, rank, what)
     else:
-        said = f"rank {rank} failed ({what}); {where(folder, rank, compile_run(run))}"
+        said = f"rank {rank} failed ({what}); {where(folder, rank, program)}"
     print(f"error: {said}", file=sys.stderr, flush=True)

@@ -152,21 +152,27 @@ def _join(run: Run, target: str | None) -> int:
     """This process is one rank of a job."""
     _trainer()
     from trainer.torchrun import join
+    from windtunnel.job import compile_run, prepare, told
 
     job, rank = os.environ["TORCHELASTIC_RUN_ID"], int(os.environ.get("RANK", "0"))
     folder = _folder(target) or Path("runs") / f"torchrun-{job}"
     again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"  # the same job, restarted after a failure
     with ExitStack() as stack:
-        code = join(run, folder, lambda: stack.enter_context(held(folder, reuse=again)))
+
+        def own() -> None:
+            stack.enter_context(held(folder, reuse=again))
+            prepare(run, folder)
+
+        code = join(compile_run(run), folder, own, told)
     if rank == 0 and code == 0:
         output.emit(str(folder))
     return code
 
 
 def _trainer() -> ModuleType:
-    """The trainer's launcher. Imported here: it imports torch."""
+    """What starts ranks. Imported here: it imports torch."""
     try:
-        from trainer import launch as start
+        from windtunnel import job as start
     except ModuleNotFoundError as error:
         raise InputError(f"training needs {error.name}: pip install 'windtunnel[train]'") from None
     return start

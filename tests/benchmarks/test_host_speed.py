@@ -16,7 +16,7 @@ import torch
 from compiler import compile_run
 from plan.run import Run, load
 from tests.trainer.fake_cuda import OnStreams, install
-from trainer.data import open_data
+from windtunnel.job import job_of, text_of
 
 MODEL = {
     "layers": 16, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 96, "vocab": 256, "seq_length": 16,
@@ -46,7 +46,7 @@ def test_issue(benchmark: Any, monkeypatch: pytest.MonkeyPatch, what: str) -> No
     install(monkeypatch)
     torch.set_num_threads(1)
     run: Run = load({"model": MODEL, "cluster": "cpu", "plan": PLAN})
-    executor = OnStreams(compile_run(run), run, 0, _Communicators(), open_data(run))
+    executor = OnStreams(compile_run(run), job_of(run), 0, _Communicators(), text_of(run))
     executor.step(0)
     if what == "streams":
         executor.ops = [replace(op, run=lambda: None) for op in executor.ops]

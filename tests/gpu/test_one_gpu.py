@@ -15,8 +15,8 @@ import torch
 from compiler import compile_run
 from plan.run import Run, load
 from program import expand
-from trainer.data import open_data
 from trainer.executor import Executor
+from windtunnel.job import job_of, text_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -37,7 +37,7 @@ def tiny(model: dict[str, Any], device: str, **plan: Any) -> Run:
 
 
 def executor(run: Run, device: str) -> Executor:
-    return Executor(compile_run(run), run, 0, {}, open_data(run), device)
+    return Executor(compile_run(run), job_of(run), 0, {}, text_of(run), device)
 
 
 def losses(model: dict[str, Any], device: str, **plan: Any) -> list[float]:

@@ -178,7 +178,7 @@ class OnStreams(Executor):
 
     def _make_context(self, data: Any) -> RankContext:
         made = super()._make_context(data)
-        return _Untaped(**{name: getattr(made, name) for name in ("run", "program", "coords", "data", "device")})
+        return _Untaped(**{name: getattr(made, name) for name in ("program", "job", "rank", "data", "device")})
 
     def _make_streams(self, status: Status, *_: Any) -> Any:
         self.storage.counts, self.context.feed.keeps = False, True

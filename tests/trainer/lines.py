@@ -15,10 +15,10 @@ from plan.run import Run
 from program.lines import Lines, Tensor, Unit
 from tests.trainer.ranks import GPT, LLAMA, make_run
 from trainer.bodies import Bodies
-from trainer.context import RankContext, coordinates
-from trainer.data import open_data
+from trainer.context import RankContext
 from trainer.link import link
 from trainer.storage import Storage
+from windtunnel.job import job_of, text_of
 
 DROPPED = {"dropout": 0.1, "attention_dropout": 0.1}
 UNFUSED = {"attention": "unfused"}
@@ -52,8 +52,9 @@ class Lined:
     """Executes the instructions of a unit on tensors by name. `wrap(name, function)` stands around every operator."""
 
     def __init__(self, run: Run, unit: Unit, number: int, wrap: Callable[[str, Any], Any] = lambda _, f: f) -> None:
-        program = compile_run(run).classes[0]
-        self.context = RankContext(run, program, coordinates(0, run), open_data(run), torch.device("cpu"))
+        whole = compile_run(run)
+        program = whole.classes[0]
+        self.context = RankContext(whole, job_of(run), 0, text_of(run), torch.device("cpu"))
         self.bodies = Bodies(self.context, Storage(program, torch.device("cpu")))
         self.context.begin(0, 1e-3)
         self.unit, self.number = unit, number

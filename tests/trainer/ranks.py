@@ -9,10 +9,11 @@ import torch
 from compiler import compile_run
 from plan.run import Run, load
 from program import Param, StepProgram
-from trainer.data import TokenFile, open_data
+from trainer.data import TokenFile
 from trainer.executor import Executor
 from trainer.groups import Communicators
 from trainer.init import shard
+from windtunnel.job import job_of, text_of
 
 Tensor = torch.Tensor
 _communicators = Communicators("gloo", 30.0)
@@ -81,7 +82,7 @@ def make_executor(
     communicators = _communicators.join(program, rank)
     if rank >= run.plan.world:
         return None
-    return kind(program, run, rank, communicators, open_data(run), wait_s=30.0, **options)
+    return kind(program, job_of(run), rank, communicators, text_of(run), wait_s=30.0, **options)
 
 
 def train(rank: int, run: Run, steps: int) -> Share | None:
@@ -108,9 +109,7 @@ def initial_weights(run: Run) -> dict[str, Tensor]:
     dtype = torch.float64 if run.plan.precision == "fp64" else torch.float32
     weights = {}
     for param in compile_run(single).classes[0].params:
-        full = torch.cat([torch.from_numpy(values) for _, values in shard(param, run.model, run.train.seed, 0)]).to(
-            dtype
-        )
+        full = torch.cat([torch.from_numpy(values) for _, values in shard(param, run.train.seed, 0)]).to(dtype)
         weights[param.name] = _unpadded(param.name, full, run)
     return weights
 
@@ -142,4 +141,4 @@ def _joined(param: Param, parts: list[Tensor]) -> Tensor:
 
 def text(run: Run) -> TokenFile:
     """The run's data."""
-    return open_data(run)
+    return text_of(run)

@@ -10,11 +10,12 @@ from tests.trainer.pool import Pool
 from tests.trainer.ranks import GPT, LLAMA, make_run
 from trainer import clocks
 from trainer.run import _agree
+from windtunnel.job import job_of
 
 
 def _said(rank: int, runs: list[Run]) -> str:
     try:
-        _agree(compile_run(runs[rank]), runs[rank], rank)
+        _agree(compile_run(runs[rank]), job_of(runs[rank]), rank)
     except InputError as error:
         return str(error)
     return ""

@@ -12,6 +12,7 @@ from plan.parallel import Offload
 from plan.run import Run
 from tests.trainer.ranks import GPT, LLAMA, make_run, text
 from trainer.executor import Executor, StepResult
+from windtunnel.job import job_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 STEPS = 8
@@ -20,7 +21,7 @@ WIDE = {"hidden": 256, "heads": 4, "head_dim": 64, "seq_length": 128}
 
 def _train(run: Run, device: str) -> tuple[Executor, list[StepResult]]:
     program = compile_run(run)
-    executor = Executor(program, run, 0, {}, text(run), device)
+    executor = Executor(program, job_of(run), 0, {}, text(run), device)
     return executor, [executor.step(step, record=step == STEPS - 1) for step in range(STEPS)]
 
 

@@ -19,6 +19,7 @@ from trainer.executor import Executor, StepResult
 from trainer.feed import Feed
 from trainer.graphs_cuda import WARM_STEPS, StepGraphs, capturable
 from trainer.streams import StreamError
+from windtunnel.job import job_of
 
 STEPS = WARM_STEPS + 4
 RECORDED = (1, WARM_STEPS + 1, WARM_STEPS + 3)
@@ -51,7 +52,7 @@ def test_replayed_steps_are_the_issued_ones(
     monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], plan: dict[str, Any]
 ) -> None:
     run = make_run(model, plan)
-    expected, weights = fly(Executor(compile_run(run), run, 0, {}, text(run)))
+    expected, weights = fly(Executor(compile_run(run), job_of(run), 0, {}, text(run)))
     device = install(monkeypatch)
     executor = OnStreams(compile_run(run), graphed(run), 0, {}, text(run))
     results, found = fly(executor)

@@ -13,6 +13,7 @@ from tests.trainer.ranks import GPT, LLAMA, Share, assemble, make_run, text
 from trainer.context import RankContext, coordinates
 from trainer.init import BLOCK_ELEMENTS, initialise
 from trainer.storage import Storage
+from windtunnel.job import job_of
 
 Tensor = torch.Tensor
 HASHES: dict[str, dict[str, str]] = {
@@ -46,8 +47,8 @@ def masters(run: Run) -> list[Share]:
     storages = []
     for rank in range(run.plan.world):
         mine = program.classes[program.class_of[rank]]
-        storage, at = Storage(mine, torch.device("cpu")), coordinates(rank, run)
-        context = RankContext(run, mine, at, text(run), torch.device("cpu"))
+        storage, at = Storage(mine, torch.device("cpu")), coordinates(program, rank)
+        context = RankContext(program, job_of(run), rank, text(run), torch.device("cpu"))
         initialise(storage, context)
         storages.append((at, storage))
     for at, storage in (pair for pair in storages if pair[0].dp == 0):

@@ -23,16 +23,16 @@ from program.timeline import load as load_timeline
 from program.timeline import merge
 from tests.listening import descendants
 from tests.trainer.ranks import LLAMA, make_run
-from trainer.launch import launch, prepare
 from trainer.log import plain
 from trainer.status import read
+from windtunnel.job import launch, prepare
 
 LAUNCH = """
 import sys
 from pathlib import Path
 from program.errors import WindtunnelError
 from plan.run import load
-from trainer.launch import launch
+from windtunnel.job import launch
 try:
     launch(load(sys.argv[1]), Path(sys.argv[2]))
 except WindtunnelError as error:
@@ -189,7 +189,7 @@ def _pid_of_rank(rank: int, folder: Path) -> int:
             command = (process / "cmdline").read_bytes().decode()
             if (
                 str(folder) in command
-                and "trainer.rank" in command
+                and "windtunnel.rank" in command
                 and f"\0RANK={rank}\0" in "\0" + (process / "environ").read_bytes().decode()
             ):
                 return int(process.name)

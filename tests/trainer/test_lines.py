@@ -18,6 +18,7 @@ from program.ops import bytes_of
 from tests.trainer.lines import VARIANTS, Lined, declared, filled, make_run, units
 from tests.trainer.ranks import GPT, LLAMA, text
 from trainer.executor import Executor
+from windtunnel.job import job_of
 
 Values = dict[str, torch.Tensor]
 CASES = [(variant, unit) for variant in VARIANTS for unit in ("embedding", "layer", "cut", "head")]
@@ -117,7 +118,7 @@ def test_deleting_a_line_changes_price_bytes_and_losses_at_once(
     def told() -> tuple[int, int, str, float, float]:
         program = compile_run(run)
         calls = [c for b in program.classes[0].blocks for i in b.instructions for c in i.body]
-        executor = Executor(program, run, 0, {}, text(run))
+        executor = Executor(program, job_of(run), 0, {}, text(run))
         results = [executor.step(step) for step in range(2)]
         executor.close()
         return len(calls), sum(map(bytes_of, calls)), program.hash, results[-1].loss, results[0].grad_norm

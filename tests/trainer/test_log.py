@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from compiler import compile_run
 from plan.run import Run
 from trainer.executor import StepResult
 from trainer.log import RunLog, kept
+from windtunnel.job import job_of
 
 
 class FullDisk:
@@ -34,7 +36,7 @@ def log(tiny: Callable[..., Run], tmp_path: Path) -> RunLog:
     """The log of a run in tmp_path/run that has trained two steps."""
     folder = tmp_path / "run"
     (folder / "timeline").mkdir(parents=True)
-    log = RunLog(tiny(), folder, "hash")
+    log = RunLog(job_of(run := tiny()), folder, compile_run(run))
     for step in range(2):
         log.step(step, StepResult(5.0, 1.0, 0.1, {}), 0, False)
     return log

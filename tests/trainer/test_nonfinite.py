@@ -27,6 +27,7 @@ from trainer.graphs_cuda import WARM_STEPS
 from trainer.nonfinite import Finding, NotFinite, explain, first_of_all
 from trainer.run import _leave_out
 from trainer.storage import share_of
+from windtunnel.job import job_of
 from windtunnel.training import launch
 
 Tensor = torch.Tensor
@@ -132,23 +133,22 @@ def test_steps_left_out_leave_no_trace(clip: float) -> None:
             return super().batch(step if step == 0 else step + 1, samples)
 
     whole = text(run)
-    executor = Executor(compile_run(run), run, 0, {}, whole)
+    executor = Executor(compile_run(run), job_of(run), 0, {}, whole)
     clean = executor.ops[:]
     for step in range(4):
         executor.ops = clean[:]
         if step == 1:
             poison(executor, "F F0.1 attn.core")
         executor.step(step)
-    other = Executor(
-        compile_run(run), run, 0, {}, Without(whole.tokens, whole.seq, whole.global_batch, whole.seed, whole.vocab)
-    )
+    without = Without(whole.tokens, whole.seq, whole.global_batch, whole.seed, whole.vocab)
+    other = Executor(compile_run(run), job_of(run), 0, {}, without)
     for step in range(3):
         other.step(step)
     assert same(held(executor), held(other))
 
 
 def test_continue_is_as_it_was() -> None:
-    executor = Executor(compile_run(run := run_of(LLAMA, {}, "continue")), run, 0, {}, text(run))
+    executor = Executor(compile_run(run := run_of(LLAMA, {}, "continue")), job_of(run), 0, {}, text(run))
     poison(executor, "F F0.1 attn.core")
     result = executor.step(0)
     assert not result.finite
@@ -157,14 +157,14 @@ def test_continue_is_as_it_was() -> None:
 
 
 def test_a_weight_that_is_not_finite_is_named() -> None:
-    executor = Executor(compile_run(run := run_of(LLAMA, {})), run, 0, {}, text(run))
+    executor = Executor(compile_run(run := run_of(LLAMA, {})), job_of(run), 0, {}, text(run))
     executor.step(0)
     executor.parameters()["layers.1.mlp.up.weight"][3, 5] = math.nan
     result = executor.step(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.distributed, "is_initialized", lambda: False)
         with pytest.raises(NotFinite, match=r"step 1: the loss is nan .* rank 0: layers\.1\.mlp\.up\.weight, a weight"):
-            _leave_out(run, executor, 1, result, None)
+            _leave_out(job_of(run), executor, 1, result, None)
 
 
 def test_a_replayed_step_is_left_out_and_explained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ def test_a_replayed_step_is_left_out_and_explained(monkeypatch: pytest.MonkeyPat
     install(monkeypatch)
     run = run_of(LLAMA, {})
     run = replace(run, plan=replace(run.plan, cuda_graph=True))
-    executor = OnStreams(compile_run(run), run, 0, {}, text(run))
+    executor = OnStreams(compile_run(run), job_of(run), 0, {}, text(run))
     for step in range(WARM_STEPS + 1):
         assert executor.step(step).finite
     executor.parameters()["layers.0.attn.qkv.weight"].view(-1)[0] = math.inf

@@ -16,6 +16,7 @@ from program import Instruction, expand
 from tests.trainer.ranks import LLAMA, make_run, text
 from trainer.executor import Executor
 from trainer.streams import Op
+from windtunnel.job import job_of
 
 Tensor = torch.Tensor
 SEEDS = 20
@@ -77,7 +78,7 @@ def in_fp64(at: Seen, optimizer: Optimizer, lr: float, decays: list[tuple[int, i
 
 def worst(run: Run, device: str) -> float:
     """The greatest error of a parameter after one step, in the error that fp32 allows; two steps are looked at."""
-    executor = Executor(compile_run(run), run, 0, {}, text(run), device)
+    executor = Executor(compile_run(run), job_of(run), 0, {}, text(run), device)
     seen: list[Seen] = []
     watch(executor, seen)
     found = 0.0

@@ -15,10 +15,11 @@ from plan.run import LrSchedule, Optimizer
 from program.errors import InputError
 from tests.trainer.ranks import GPT, LLAMA, initial_weights, make_run
 from trainer import status
-from trainer.data import TokenFile, builtin_file, open_data, permuted
+from trainer.data import TokenFile, builtin_file, permuted
 from trainer.init import shard
-from trainer.schedule_lr import learning_rate
+from trainer.schedule_lr import Rate, learning_rate
 from trainer.streams import CpuStreams, Op, StreamError
+from windtunnel.job import rate_of, text_of
 
 # ---------------------------------------------------------------- text
 
@@ -39,7 +40,7 @@ def test_a_sample_depends_on_seed_step_and_its_number_alone() -> None:
 
 
 def test_the_builtin_text_is_python_source() -> None:
-    data = open_data(make_run(LLAMA, {}))
+    data = text_of(make_run(LLAMA, {}))
     assert builtin_file() == builtin_file()
     assert len(data.tokens) > 1_000_000
     assert b"import " in bytes(data.tokens[:100_000])
@@ -58,7 +59,7 @@ def test_data_that_cannot_be_used_is_refused_with_the_reason(tmp_path: Path) -> 
         ("short.npy", "needs 17"),
     ):
         with pytest.raises(InputError, match=reason):
-            open_data(make_run(LLAMA, {}, data={"path": str(tmp_path / name)}))
+            text_of(make_run(LLAMA, {}, data={"path": str(tmp_path / name)}))
 
 
 # ---------------------------------------------------------------- initial weights
@@ -70,10 +71,10 @@ def test_initial_weights_do_not_depend_on_the_layout(tp: int) -> None:
     full = initial_weights(run)
     for param in compile_run(run).classes[0].params:
         if param.shard_dim is None:
-            parts = [torch.cat([torch.from_numpy(v) for _, v in shard(param, run.model, run.train.seed, 0)])]
+            parts = [torch.cat([torch.from_numpy(v) for _, v in shard(param, run.train.seed, 0)])]
             assert torch.equal(parts[0].double(), full[param.name])
     table = next(p for p in compile_run(run).classes[0].params if p.name == "embed.tokens.weight")
-    rows = [torch.from_numpy(v) for rank in range(tp) for _, v in shard(table, run.model, run.train.seed, rank)]
+    rows = [torch.from_numpy(v) for rank in range(tp) for _, v in shard(table, run.train.seed, rank)]
     joined = torch.cat(rows).double()
     assert torch.equal(joined[: run.model.vocab], full["embed.tokens.weight"])
     assert joined.shape[0] > run.model.vocab
@@ -86,13 +87,13 @@ def test_initial_weights_do_not_depend_on_the_layout(tp: int) -> None:
 
 def test_the_rate_warms_up_and_falls_to_its_floor() -> None:
     optimizer = Optimizer(lr=1.0, schedule=LrSchedule("cosine", warmup_steps=4, decay_steps=12, min_lr=0.1))
-    rates = [learning_rate(optimizer, step) for step in range(20)]
+    rates = [learning_rate(rate_of(optimizer), step) for step in range(20)]
     assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
     assert rates[4] == 1.0
     assert rates[8] == pytest.approx(0.55)
     assert rates[12:] == [pytest.approx(0.1)] * 8
-    assert learning_rate(Optimizer(lr=1.0, schedule=LrSchedule("linear", 0, 10, 0.0)), 5) == pytest.approx(0.5)
-    assert learning_rate(Optimizer(lr=1.0, schedule=LrSchedule("constant", 0, 10, 0.0)), 50) == 1.0
+    assert learning_rate(Rate(1.0, "linear", 0, 10, 0.0), 5) == pytest.approx(0.5)
+    assert learning_rate(Rate(1.0, "constant", 0, 10, 0.0), 50) == 1.0
 
 
 # ---------------------------------------------------------------- status

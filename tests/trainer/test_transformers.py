@@ -13,6 +13,7 @@ from program import expand
 from tests.trainer.ranks import GPT, LLAMA, make_run, text
 from trainer.executor import Executor
 from trainer.streams import Op
+from windtunnel.job import job_of
 
 Tensor = torch.Tensor
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5}
@@ -23,7 +24,7 @@ def _ours(run: Run) -> tuple[Executor, Tensor, float]:
     seen: list[Tensor] = []
 
     program = compile_run(run)
-    executor = Executor(program, run, 0, {}, text(run))
+    executor = Executor(program, job_of(run), 0, {}, text(run))
     place = {p.id: p for p in expand(executor.mine)}
 
     def watched(op: Op) -> Op:

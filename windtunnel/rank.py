@@ -1,5 +1,6 @@
 """The process of one rank on this machine, as `trainer.launch` starts it:
-`python -m trainer.rank RUN_FOLDER STORE WORDS`, where ranks meet in the file STORE and WORDS is a pipe to the launcher.
+`python -m windtunnel.rank RUN_FOLDER STORE WORDS`, where ranks meet in the file STORE and WORDS is a pipe to the
+launcher.
 
 The launcher starts ranks with Ctrl-C (SIGINT) blocked and sends it on when it is itself interrupted. It is unblocked
 here, before torch is imported: until the rank trains there is nothing to put away and nothing to say, and from then on
@@ -24,13 +25,14 @@ def main(folder: Path, store: str, words: int) -> int:
 
     from trainer.processes import LONGEST_WORDS
     from trainer.run import main as train
+    from windtunnel.job import told
 
     def say(text: str) -> None:
         os.write(words, text.encode(errors="replace")[:LONGEST_WORDS])
 
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        return train(folder, FileStore(store, int(os.environ["WORLD_SIZE"])), say)
+        return train(folder, FileStore(store, int(os.environ["WORLD_SIZE"])), say, told)
     except KeyboardInterrupt:
         return INTERRUPTED
 
