@@ -298,6 +298,7 @@ class _Reading:
             self._need(i.reads[0] in self.reader.weights and i.writes[0] >= 0, "no shard of weights is copied")
             self.staged[i.writes[0]] = self.reader.weights[i.reads[0]].index
         elif comm is not None and comm.role == "dp" and len(i.reads) == len(i.writes) == 1:
+            self._need(comm.op != "all_gather" or not comm.reduce, f"a gather does not take a {comm.reduce}")
             self._gather(i) if comm.op == "all_gather" else self._reduce(i, comm)
         elif i.kind == "ADD" and len(i.reads) == 2 and len(i.writes) == 1:
             self._need(i.reads[0] in self.reduced, "what is added to a gradient shard is not reduced")

@@ -256,6 +256,7 @@ class Books:
         bucket = next((b for b in self.stage.buckets if rank_wide(b.weight_buffer) == source), None)
         need(bucket is not None and source == target and comm.role == "dp", "what is gathered is no bucket of weights")
         assert bucket is not None
+        need(not comm.reduce, f"a gather does not take a {comm.reduce}")
         need(self.weights.get(bucket.index) != "stale", f"bucket {bucket.index} is gathered before its step is back")
         if bucket.index not in self.weights:
             self.assumed[bucket.index] = "share"

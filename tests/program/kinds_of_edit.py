@@ -200,6 +200,15 @@ def call_moved(draw: random.Random, program: StepProgram) -> StepProgram | None:
     return edit.move_call(program, class_, call, min(last, max(0, call + draw.randint(-3, 3))))
 
 
+def transfer_dropped(draw: random.Random, program: StepProgram) -> StepProgram | None:
+    """A call that sends or receives is gone."""
+    place = some(draw, program, lambda i: i.comm is not None and i.comm.op in PIPE)
+    if place is None:
+        return None
+    calls = [k for k, call in enumerate(program.classes[place[0]].calls) if call.block == place[1]]
+    return edit.drop_call(program, place[0], draw.choice(calls))
+
+
 def call_dropped(draw: random.Random, program: StepProgram) -> StepProgram | None:
     """A call is gone."""
     class_ = draw.randrange(len(program.classes))
@@ -423,7 +432,7 @@ KINDS: dict[str, Edit] = {
     "tensor-parallel collective dropped": dropped(lambda i: collective(i) and role("tp")(i)),
     "data-parallel collective dropped": dropped(lambda i: collective(i) and role("dp")(i)),
     "statistics or tied sum dropped": dropped(role("embed", "model", "world")),
-    "transfer dropped": dropped(lambda i: i.comm is not None and i.comm.op in PIPE),
+    "transfer dropped": transfer_dropped,
     "compute dropped": dropped(kind(*COMPUTE)),
     "clearing dropped": dropped(kind("ZERO")),
     "load dropped": dropped(kind("LOAD")),
