@@ -54,7 +54,7 @@ def test_replayed_steps_are_the_issued_ones(
     run = make_run(model, plan)
     expected, weights = fly(Executor(compile_run(run), job_of(run), 0, {}, text(run)))
     device = install(monkeypatch)
-    executor = OnStreams(compile_run(run), graphed(run), 0, {}, text(run))
+    executor = OnStreams(compile_run(graphed(run)), job_of(run), 0, {}, text(run))
     results, found = fly(executor)
     assert [(r.loss, r.grad_norm) for r in results] == [(r.loss, r.grad_norm) for r in expected]
     assert all(torch.equal(found[name], weights[name]) for name in weights)
@@ -68,7 +68,7 @@ def test_replayed_steps_are_the_issued_ones(
 def test_the_rest_of_a_step_runs_after_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     device = install(monkeypatch)
     run = make_run(LLAMA, {"zero_stage": 1, "offload": {"optimizer": "cpu"}})
-    executor = OnStreams(compile_run(run), graphed(run), 0, {}, text(run))
+    executor = OnStreams(compile_run(graphed(run)), job_of(run), 0, {}, text(run))
     graphs = executor.graphs
     assert graphs is not None
     late: list[str] = []
@@ -133,7 +133,7 @@ def test_collectives_are_replayed_too(pool: Pool, plan: dict[str, Any]) -> None:
 def test_a_capture_that_fails_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     device: Device = install(monkeypatch)
     run = make_run(LLAMA, {})
-    executor = OnStreams(compile_run(run), graphed(run), 0, {}, text(run))
+    executor = OnStreams(compile_run(graphed(run)), job_of(run), 0, {}, text(run))
     graphs = executor.graphs
     assert graphs is not None
 

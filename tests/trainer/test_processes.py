@@ -69,7 +69,8 @@ def test_a_launcher_that_is_killed_takes_all_with_it() -> None:
 
 
 def test_a_rank_that_fails_ends_the_others_and_is_named_with_its_words() -> None:
-    with _launched(WITH_CHILD + SAY.format(b"own: why") + "sys.exit(7)", WITH_CHILD + SLEEP) as launcher:
+    late = "time.sleep(3)\n"  # so that the other rank has begun, on a busy machine too
+    with _launched(WITH_CHILD + late + SAY.format(b"own: why") + "sys.exit(7)", WITH_CHILD + SLEEP) as launcher:
         _begun(launcher, 2)
         assert launcher.communicate(timeout=30)[0] == "{0: 7} {0: 'own: why'} 0\n"
 
