@@ -17,7 +17,7 @@ from plan.model import Model
 from plan.parallel import Plan
 from plan.run import Run
 from program import RankProgram, StepProgram
-from program.gc_paused import uncollected
+from program.gc_paused import gc_paused
 from program.hashing import program_hash
 
 
@@ -31,7 +31,7 @@ def compile_run(run: Run) -> StepProgram:
 
 def compile_plan(model: Model, plan: Plan, optimizer: AdamNumbers | None = None) -> StepProgram:
     """The step program of `model` under `plan`; the optimizer's numbers are the usual ones where none are given."""
-    with uncollected():
+    with gc_paused():
         return _compiled(model, plan, optimizer or AdamNumbers())
 
 

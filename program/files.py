@@ -52,6 +52,8 @@ def chunks_of(path: Path, packed: bool = False) -> Iterator[bytes]:
     """A recorded file's content in pieces of at most 1 MiB, unpacked when it is `packed` with gzip. Raises InputError
     when it is missing, damaged, or longer than `most_bytes()`: nothing beyond that is unpacked."""
     most, seen = most_bytes(), 0
+    if path.exists() and not path.is_file():  # opening a named pipe would wait for whoever writes it
+        raise InputError(f"{path} cannot be read: it is no regular file")
     try:
         with gzip.open(path, "rb") if packed else path.open("rb") as stream:
             while content := stream.read(CHUNK):

@@ -25,7 +25,7 @@ from program import (
     written_out,
 )
 from program.cluster import Cluster
-from program.gc_paused import uncollected
+from program.gc_paused import gc_paused
 from program.timeline import Timeline
 from simulator.clock import picoseconds
 from simulator.coarsen import Cut, cut, fine_calls, waited_ports
@@ -54,7 +54,7 @@ class Flight(Flown):
     @cached_property
     def memory(self) -> tuple[StageMemory, ...]:
         """Memory of each class (pipeline stage)."""
-        with uncollected():
+        with gc_paused():
             workspace = self.profile.workspace(self.program.execution.kernels)
             return tuple(fly_memory(stage, self.profile.allocator, workspace) for stage in self.program.classes)
 
@@ -73,7 +73,7 @@ class Flight(Flown):
         """The flight in which every instruction has its times."""
         if self.whole is None:
             return self
-        with uncollected():
+        with gc_paused():
             return self.whole()
 
 
@@ -88,7 +88,7 @@ def fly(
 ) -> Flight:
     """Simulate two periods of a program. `unfold` simulates every rank; `coarse` merges instructions and `skip` leaves
     out repetitions of a steady state, both where that is exact."""
-    with uncollected():
+    with gc_paused():
         try:
             return _job(program, cluster, profile, unfold, coarse).flight(skip)
         except NotInStep:

@@ -12,7 +12,7 @@ from program import (
     with_repetitions,
     written_out,
 )
-from program.gc_paused import uncollected
+from program.gc_paused import gc_paused
 from program.proofs.blocks import Shape, analyse, shape_key
 from program.proofs.complete import prove_complete
 from program.proofs.error import ProofError, name
@@ -41,7 +41,7 @@ def prove(program: StepProgram, skip: bool = True) -> None:
     constants; so a few of them, between the same fill and drain, stand for all. A program that fails is proved whole,
     so that what is named is in it.
     """
-    with uncollected():
+    with gc_paused():
         try:
             _proved(program, skip)
         except ASTRAY as error:

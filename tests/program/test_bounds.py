@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -171,3 +172,12 @@ def test_a_number_or_nesting_beyond_all_use_is_named_by_its_place(read: Any, tex
 def test_half_a_surrogate_pair_is_not_text() -> None:
     with pytest.raises(InputError, match=r"a\.b is '.ud800', which is not text"):
         read_json('{"a": {"b": "\\ud800"}}', "x")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("read", [load, read_steps])
+def test_a_named_pipe_is_no_recorded_file(tmp_path: Path, read: Any) -> None:
+    """Opening one would wait for whoever writes it."""
+    os.mkfifo(tmp_path / "recorded")
+    with pytest.raises(InputError, match="it is no regular file"):
+        read(tmp_path / "recorded")
