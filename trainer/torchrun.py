@@ -31,16 +31,19 @@ _FOLDER = "windtunnel/folder"
 _REFUSED = ""
 
 
-def join(program: StepProgram, folder: Path, prepare: Callable[[], object], told: Told) -> int:
-    """Train as one rank what is `told`; its exit code. Rank 0 calls `prepare`, which makes the folder this job's and
-    writes what is told there, or raises InputError. Raises InputError, on rank 0 alone for what all ranks would say."""
+def join(
+    needed: int, program: Callable[[], StepProgram], folder: Path, prepare: Callable[[], object], told: Told
+) -> int:
+    """Train as one rank of `needed` what is `told`; its exit code. Rank 0 calls `prepare`, which makes the folder this
+    job's and writes what is told there, or raises InputError. `program` is asked only where a rank has failed. Raises
+    InputError, on rank 0 alone for what all ranks would say."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if os.environ.get("LOCAL_WORLD_SIZE") == str(world):
         os.environ.update(loopback_variables())
     os.environ.update(kernels_cache())
     store, *_ = next(dist.rendezvous("env://", timeout=timedelta(seconds=PREPARED_S)))
     if rank == 0:
-        _prepare(program.world, folder, world, prepare, store)
+        _prepare(needed, folder, world, prepare, store)
     elif not _prepared(folder, rank, store):
         return InputError.exit_code
     ranks = dist.PrefixStore("windtunnel/ranks", store)
@@ -78,7 +81,7 @@ def _prepared(folder: Path, rank: int, store: dist.Store) -> bool:
     return True
 
 
-def _say(program: StepProgram, folder: Path, rank: int, text: str, store: dist.Store) -> None:
+def _say(program: Callable[[], StepProgram], folder: Path, rank: int, text: str, store: dist.Store) -> None:
     """Print why this rank failed; what several ranks say alike, one of them prints."""
     kind, _, what = text.partition(": ")
     if kind in ("input", "stop"):  # every rank found the same
@@ -89,5 +92,5 @@ def _say(program: StepProgram, folder: Path, rank: int, text: str, store: dist.S
     elif kind == "disk":
         said = unwritten(folder, rank, what)
     else:
-        said = f"rank {rank} failed ({what}); {where(folder, rank, program)}"
+        said = f"rank {rank} failed ({what}); {where(folder, rank, program())}"
     print(f"error: {said}", file=sys.stderr, flush=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -163,7 +164,7 @@ def _join(run: Run, target: str | None) -> int:
             stack.enter_context(held(folder, reuse=again))
             prepare(run, folder)
 
-        code = join(compile_run(run), folder, own, told)
+        code = join(run.plan.world, partial(compile_run, run), folder, own, told)
     if rank == 0 and code == 0:
         output.emit(str(folder))
     return code

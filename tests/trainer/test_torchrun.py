@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from compiler import compile_run
 from plan.run import Run
-from program import StepProgram
 from program.errors import InputError
 from tests.trainer.ranks import LLAMA, make_run
 from trainer import torchrun
@@ -66,7 +65,7 @@ def test_a_failure_is_printed_and_what_all_say_is_printed_once(
 ) -> None:
     store = dist.HashStore()
     for rank, text in enumerate(("input: too large", "input: too large", "own: RuntimeError: x", "disk: f: No space")):
-        torchrun._say(compile_run(run), tmp_path, rank, text, store)
+        torchrun._say(partial(compile_run, run), tmp_path, rank, text, store)
     first, second, third = capsys.readouterr().err.splitlines()
     assert first == "error: too large"
     assert second == "error: rank 2 failed (RuntimeError: x); rank 2: before its first step"
@@ -80,7 +79,7 @@ def test_a_finished_run_is_kept_unless_the_same_job_starts_again(
 ) -> None:
     """A second torchrun job with the folder of a finished run replaced that run."""
 
-    def joined(program: StepProgram, folder: Path, own: Callable[[], object], told: object) -> int:
+    def joined(needed: int, program: object, folder: Path, own: Callable[[], object], told: object) -> int:
         own()
         return 0
 
