@@ -18,7 +18,7 @@ from importers.torchtitan_training import training_sections
 from importers.torchtitan_values import on, whole
 from plan.ledger import Ledger, nearest
 from program.errors import InputError
-from program.files import refuse_long, refuse_unreadable
+from program.files import parsing, refuse_long, refuse_unreadable
 from program.nearest import nearest_name, shown
 
 TABLES = {"model", "training", "parallelism", "optimizer", "lr_scheduler", "activation_checkpoint", "checkpoint"}
@@ -36,18 +36,14 @@ def is_torchtitan(tables: Mapping[str, Any]) -> bool:
 def read(text: str, where: str) -> dict[str, Any]:
     """The tables of a TOML text."""
     refuse_long(text, where, "=,[{\n")
-    try:
-        _refuse_deep_keys(text, where)
-        tables = tomllib.loads(text)
+    with parsing(where, "tables"):
+        try:
+            _refuse_deep_keys(text, where)
+            tables = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise InputError(f"{where} is not TOML: {error}") from None
         refuse_unreadable(tables, where)
-        return tables
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{where} is not TOML: {error}") from None
-    except RecursionError:
-        raise InputError(f"{where} nests lists or tables too deeply to be read") from None
-    except ValueError as error:  # a number of thousands of digits
-        said = str(error).partition("; use sys.")[0]
-        raise InputError(f"{where} holds a value that cannot be read: {said}") from None
+    return tables
 
 
 def _refuse_deep_keys(text: str, where: str) -> None:

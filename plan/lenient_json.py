@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from program.errors import InputError
-from program.files import refuse_long, refuse_unreadable
+from program.files import parsing, refuse_long, refuse_unreadable
 from program.nearest import kind_of, shown
 
 PIECES = re.compile(
@@ -24,19 +24,16 @@ def read_json(text: str, where: str) -> dict[str, Any]:
     if not text.strip():
         raise InputError(f"{where} is empty; a JSON object was expected")
     refuse_long(text, where, ",:[{\n")
-    try:
-        value = json.loads(
-            _strict(text, where),
-            object_pairs_hook=lambda pairs: _unique(pairs, where),
-            parse_constant=lambda name: _refuse(name, where),
-        )
-    except json.JSONDecodeError as error:
-        raise InputError(f"{where} is not JSON: {error.msg} (line {error.lineno}, column {error.colno})") from None
-    except RecursionError:
-        raise InputError(f"{where} nests lists or objects too deeply to be read") from None
-    except ValueError as error:  # a number of thousands of digits
-        said = str(error).partition("; use sys.")[0]
-        raise InputError(f"{where} holds a value that cannot be read: {said}") from None
+    with parsing(where, "objects"):
+        try:
+            value = json.loads(
+                _strict(text, where),
+                object_pairs_hook=lambda pairs: _unique(pairs, where),
+                parse_constant=lambda name: _refuse(name, where),
+            )
+        except json.JSONDecodeError as error:
+            at = f"line {error.lineno}, column {error.colno}"
+            raise InputError(f"{where} is not JSON: {error.msg} ({at})") from None
     if not isinstance(value, dict):
         raise InputError(f"{where} holds {kind_of(value)}; a JSON object was expected")
     refuse_unreadable(value, where)

@@ -70,6 +70,19 @@ def chunks_of(path: Path, packed: bool = False) -> Iterator[bytes]:
         raise InputError(f"{str(path)!r} is no file name: {error}") from None
 
 
+@contextmanager
+def parsing(where: str, inside: str) -> Iterator[None]:
+    """What a parser of a text cannot bear, as an InputError: nesting (of lists or `inside`) beyond the interpreter's
+    stack, and numbers of thousands of digits."""
+    try:
+        yield
+    except RecursionError:
+        raise InputError(f"{where} nests lists or {inside} too deeply to be read") from None
+    except ValueError as error:
+        said = str(error).partition("; use sys.")[0]
+        raise InputError(f"{where} holds a value that cannot be read: {said}") from None
+
+
 def _too_long(path: Path, packed: bool, most: int) -> str:
     size = _size(path.stat().st_size)
     what = f"({size}) unpacks to" if packed else f"is {size},"

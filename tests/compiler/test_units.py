@@ -13,6 +13,17 @@ from program.ops import OPERATORS, flops_of
 Tiny = Callable[..., Run]
 
 
+def units(run: Run) -> dict[str, Unit]:
+    """The units of a run, the layer whole and cut, by name."""
+    shape = unit_shape(run.model, run.plan)
+    return {
+        "embedding": embedding(shape),
+        "layer": layer(shape, 1),
+        "cut": layer(shape, 1, cut=True),
+        "head": head(shape),
+    }
+
+
 def saved_bytes(unit: Unit) -> int:
     return sum(unit.tensors[n].bytes for n in saved_names(unit))
 

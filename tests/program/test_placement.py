@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from compiler import compile_run
-from compiler.units import embedding, head, layer, unit_shape
 from plan.run import Run
 from program.lines import Apply, Lines, Move, Unit
 from program.operators import OPERATORS
 from program.placement import RULES, Misplaced, check
-from tests.compiler.test_units import GPT, LLAMA, Tiny
+from tests.compiler.test_units import GPT, LLAMA, Tiny, units
 
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1}
 UNFUSED = {"attention": "unfused"}
@@ -39,22 +38,12 @@ def run_of(tiny: Tiny, variant: str) -> Run:
     return tiny(model=model, plan={"tensor_parallel": 2, "precision": "bf16", **plan})
 
 
-def units_of(run: Run) -> dict[str, Unit]:
-    shape = unit_shape(run.model, run.plan)
-    return {
-        "embedding": embedding(shape),
-        "layer": layer(shape, 1),
-        "cut": layer(shape, 1, cut=True),
-        "head": head(shape),
-    }
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_lines_place_what_they_make_as_declared_and_owe_what_the_compiler_sums(tiny: Tiny, variant: str) -> None:
     run = run_of(tiny, variant)
     replicated = {p.name for stage in compile_run(run).classes for p in stage.params if p.tp_replicated}
     owed = set()
-    for name, unit in units_of(run).items():
+    for name, unit in units(run).items():
         owes = check(unit, "tp")
         if name != "cut":
             owed |= {gradient[2:].replace("@", "layers.0") for gradient in owes}
@@ -83,7 +72,7 @@ def _reading(line: Apply, old: str, new: str) -> Apply:
 def test_a_collective_that_is_missing_is_found(tiny: Tiny, variant: str) -> None:
     """But the last sum of a unit, whose reader is the next one."""
     accepted = []
-    for name, unit in units_of(run_of(tiny, variant)).items():
+    for name, unit in units(run_of(tiny, variant)).items():
         for gone, edited in _without(unit):
             try:
                 check(edited, "tp")
@@ -111,7 +100,7 @@ def test_every_operator_of_a_unit_has_a_rule() -> None:
 
 
 def test_a_sum_of_a_maximum_is_refused(tiny: Tiny) -> None:
-    unit = units_of(run_of(tiny, "llama"))["head"]
+    unit = units(run_of(tiny, "llama"))["head"]
     wrong = tuple(replace(p, reduce="sum") if isinstance(p, Move) and p.source == "rowmax" else p for p in unit.forward)
     with pytest.raises(Misplaced, match="a sum of Pmax"):
         check(replace(unit, forward=wrong), "tp")

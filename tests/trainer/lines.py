@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from compiler import compile_run
-from compiler.units import embedding, head, layer, unit_shape
 from kernels import registry
 from kernels.registry_inputs import DTYPES
 from plan.run import Run
 from program.lines import Lines, Tensor, Unit
+from tests.compiler.test_units import units
 from tests.trainer.ranks import GPT, LLAMA, make_run
 from trainer.bodies import Bodies
 from trainer.context import RankContext
@@ -35,17 +35,6 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "autograd-alibi": ({**GPT, "positions": "alibi"}, {"implementation": "deepspeed", **UNFUSED}),
     "autograd-llama": (LLAMA, {"implementation": "deepspeed", **UNFUSED}),
 }
-
-
-def units(run: Run) -> dict[str, Unit]:
-    """The units of a run, the layer whole and cut, by name."""
-    shape = unit_shape(run.model, run.plan)
-    return {
-        "embedding": embedding(shape),
-        "layer": layer(shape, 1),
-        "cut": layer(shape, 1, cut=True),
-        "head": head(shape),
-    }
 
 
 class Lined:
