@@ -69,7 +69,7 @@ VALUES: dict[str, list[Any]] = {
     "optimizer.schedule.decay_steps": [3, 10, 10000],
     "optimizer.schedule.min_lr": ["auto", 0, 1e-5],
     "train.steps": [3, 100],
-    "train.seed": [0, 1234, 2**63 - 1],
+    "train.seed": [0, 1234, 10**18],
     "train.record_every": ["auto", 1],
     "train.eval_every": [0, 0, 0, 10],
     "data.path": ["builtin"],
