@@ -1,4 +1,4 @@
-"""A run's program, compiled and proved: what everything that flies or trains a run asks for.
+"""A run's program, compiled and proved: what everything that simulates or trains a run asks for.
 
 The rules have accepted the run, so an unsound program is the compiler's fault and not the user's: it ends as a fault of
 Windtunnel does. (`program.proofs` alone judges programs from anywhere, edited ones too, and says no more than what it

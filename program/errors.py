@@ -1,7 +1,7 @@
 """Everything that can go wrong with what a user gave us, as one tree.
 
     WindtunnelError                 the base: catch this to catch all of ours
-    ├── UnsoundProgram              a plan that the rules accept compiled to a program that must not fly  (exit 3)
+    ├── UnsoundProgram              a plan that the rules accept compiled to a program that must not run  (exit 3)
     ├── Stopped                     somebody stopped the command (Ctrl-C, a scheduler)            (exit 128 + signal)
     └── InputError                  the input is wrong: file, key, number, or a plan no machine can run   (exit 2)
         └── NotYetForecast          the input is legal, but Windtunnel does not forecast it yet           (exit 2)

@@ -170,15 +170,15 @@ def compare(
 
 def refuse_other_program(predicted: Timeline, measured: Timeline) -> None:
     """Raise InputError unless both timelines are of one program and of the sources they are taken for."""
-    flown, ran = predicted.header, measured.header
+    simulated, ran = predicted.header, measured.header
     problems = []
-    if flown.source != "predicted":
-        problems.append(f"the first timeline is {flown.source}, not predicted; give PREDICTED, then MEASURED")
+    if simulated.source != "predicted":
+        problems.append(f"the first timeline is {simulated.source}, not predicted; give PREDICTED, then MEASURED")
     if ran.source != "measured":
         problems.append(f"the second timeline is {ran.source}, not measured; give PREDICTED, then MEASURED")
-    if flown.program_hash != ran.program_hash:
+    if simulated.program_hash != ran.program_hash:
         problems.append(
-            f"the forecast is of program {flown.program_hash[:16]}, the measurement of {ran.program_hash[:16]}: "
+            f"the forecast is of program {simulated.program_hash[:16]}, the measurement of {ran.program_hash[:16]}: "
             "instructions with equal ids are not the same work. Was the run file edited, or does another version of "
             "Windtunnel compile it? Train again, or forecast with the version that trained"
         )

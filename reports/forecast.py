@@ -1,8 +1,8 @@
 """The forecast of a run as one record: what `windtunnel forecast --json` prints, key by key.
 
-A flight says how long a step takes and where memory peaks; this file adds what follows by arithmetic: throughput,
+A simulation says how long a step takes and where memory peaks; this file adds what follows by arithmetic: throughput,
 MFU and HFU under a named FLOP convention, whether it fits, and what the whole job costs. It invents no number:
-prices come from the run, peaks from the data sheet in the cluster preset, times and bytes from the flight.
+prices come from the run, peaks from the data sheet in the cluster preset, times and bytes from the simulation.
 """
 
 from __future__ import annotations

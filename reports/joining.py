@@ -77,19 +77,19 @@ def operation(phase: str, kind: str, group: str) -> str:
 
 def join(predicted: Timeline, measured: Timeline) -> Join:
     """Both timelines by (rank, instruction id), in order of rank and id."""
-    flown, ran = _by_instruction(predicted), _by_instruction(measured)
+    simulated, ran = _by_instruction(predicted), _by_instruction(measured)
     speaker = {rank: row for row, ranks in predicted.header.stands_for.items() for rank in ranks}
     ranks = sorted({rank for rank, _ in ran})
-    rows = list(_rows(flown, ran, speaker))
-    expected = sum(1 for rank in ranks for _ in _of_rank(flown, speaker.get(rank, rank)))
+    rows = list(_rows(simulated, ran, speaker))
+    expected = sum(1 for rank in ranks for _ in _of_rank(simulated, speaker.get(rank, rank)))
     return Join(tuple(rows), expected - len(rows), len(ran) - len(rows), tuple(ranks))
 
 
 def _rows(
-    flown: dict[tuple[int, int], _Work], ran: dict[tuple[int, int], _Work], speaker: dict[int, int]
+    simulated: dict[tuple[int, int], _Work], ran: dict[tuple[int, int], _Work], speaker: dict[int, int]
 ) -> Iterator[Joined]:
     for (rank, number), real in sorted(ran.items(), key=lambda item: item[0]):
-        twin = flown.get((speaker.get(rank, rank), number))
+        twin = simulated.get((speaker.get(rank, rank), number))
         if twin is None or twin.name != real.name:
             continue
         phase, kind, micro, unit, piece, stream, group = real.name
@@ -110,8 +110,8 @@ def _rows(
         )
 
 
-def _of_rank(flown: dict[tuple[int, int], _Work], rank: int) -> Iterator[tuple[int, int]]:
-    return (key for key in flown if key[0] == rank)
+def _of_rank(simulated: dict[tuple[int, int], _Work], rank: int) -> Iterator[tuple[int, int]]:
+    return (key for key in simulated if key[0] == rank)
 
 
 @dataclass(frozen=True, slots=True)

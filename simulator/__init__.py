@@ -1,1 +1,1 @@
-"""Simulator: flies a step program on SimPy from a profile: streams, links, memory; see docs/architecture.md."""
+"""The simulator: a step program on SimPy from a profile: streams, links, memory; see docs/architecture.md."""

@@ -1,8 +1,8 @@
 """The clock: a thin facade over SimPy, so that nothing else in the simulator knows which event engine runs it.
 
 Time is integer picoseconds (sums of integers are exact, so equal times stay equal); seconds exist only at the edges.
-SimPy orders events by (time, insertion), so equal times run first in, first out and a flight is reproducible. There are
-no processes here: everything that happens is a callback on an event.
+SimPy orders events by (time, insertion), so equal times run first in, first out and a simulation is reproducible. There
+are no processes here: everything that happens is a callback on an event.
 """
 
 from __future__ import annotations

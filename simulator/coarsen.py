@@ -1,12 +1,12 @@
-"""Coarsening: which instructions of a block are flown as one step.
+"""Coarsening: which instructions of a block are simulated as one step.
 
 A block is cut into *segments*. A single is one instruction. A merged segment starts at a compute instruction and takes
 in the instructions behind it that follow it and of which only the rank itself decides when they run: compute, and
-communications whose group is in step (one colour of `simulator.fold`). It ends at a communication with partners of
-another colour, at a host synchronisation, or at what does not follow its first instruction. Nothing outside waits for
-its inside except through its outputs: the end of every stream it used, and each instruction somebody outside names. So
-a merged segment is one max-plus step (host, stream, wait times) → (host, stream, output times), and flying it gives
-exactly the times of flying its members (`simulator.merged`).
+communications whose group is in step (one symmetry class of `simulator.fold`). It ends at a communication with partners
+of another symmetry class, at a host synchronisation, or at what does not follow its first instruction. Nothing outside
+waits for its inside except through its outputs: the end of every stream it used, and each instruction somebody outside
+names. So a merged segment is one max-plus step (host, stream, wait times) → (host, stream, output times), and
+simulating it gives exactly the times of simulating its members (`simulator.merged`).
 
 Where communication slows compute, what runs outside and beside a segment comes in as windows. Where streams slow each
 other both ways, merging is exact only if nothing outside can run beside a segment's inside: its last compute
@@ -29,7 +29,7 @@ class Segment:
     """A stretch of a block. Inputs in order: the streams' earlier ends, then `external` waits (local id, or -1 - port).
 
     Outputs in order: the streams' ends, then `watched` local ids. `merge` is None for a single. `roles` are those in
-    which a merged segment relies on other flown ranks being in step.
+    which a merged segment relies on other simulated ranks being in step.
     """
 
     rows: tuple[Row, ...]
@@ -86,7 +86,7 @@ def waited_ports(program: RankProgram) -> list[set[int]]:
 
 
 def _stretches(rows: Sequence[Row]) -> list[list[Row]]:
-    """Rows that may be flown as one: inner ones that follow the stretch's first, by stream order or by a wait."""
+    """Rows that may be simulated as one: inner ones that follow the stretch's first, by stream order or by a wait."""
     stretches: list[list[Row]] = []
     streams: set[int] = set()  # of the open stretch; empty when it is closed
     inside: set[int] = set()
@@ -122,12 +122,12 @@ def _last(segment: Segment) -> list[int]:
 
 
 def fine_calls(program: RankProgram, cuts: Sequence[Cut], contention: Contention) -> set[int]:
-    """Calls whose merged segments may run beside work on a coupled stream, so they are flown instruction by
+    """Calls whose merged segments may run beside work on a coupled stream, so they are simulated instruction by
     instruction.
 
     Each single on a coupled stream may run from the call it is certainly after (that of the compute instruction it
     waits for) to the call in which compute waits for it or for a later one on its stream. When nobody does, every call
-    is flown so.
+    is simulated so.
     """
     if not contention.active or contention.one_way:
         return set()

@@ -16,7 +16,7 @@ from program.cluster import Cluster
 from program.ops import OPERATORS
 from simulator.breakdown import wait_class, work_class
 from simulator.clock import picoseconds
-from simulator.fold import Colour
+from simulator.fold import SymmetryClass
 from simulator.sharing import millicores
 
 STREAM_INDEX = {name: index for index, name in enumerate(STREAMS)}
@@ -24,8 +24,8 @@ COMPUTE_STREAM = STREAM_INDEX["compute"]
 
 
 class Row(NamedTuple):
-    """A priced instruction. `channel` is (role, channel) when other flown ranks must come, else None; `inner` says that
-    nobody is waited for, or only ranks that are in step.
+    """A priced instruction. `channel` is (role, channel) when other simulated ranks must come, else None; `inner` says
+    that nobody is waited for, or only ranks that are in step.
 
     `work`/`wait` are breakdown classes; `own_millicores` and `busy` say what it takes of a CPU node's cores, and how
     much longer it takes when every (other) core computes.
@@ -53,12 +53,12 @@ def issue_s(profile: Profile, instruction: Instruction, graph: bool) -> float:
 
 
 class Pricer:
-    """Prices one colour's instructions from a profile."""
+    """Prices one symmetry class's instructions from a profile."""
 
     def __init__(
         self,
         profile: Profile,
-        colour: Colour,
+        symmetry_class: SymmetryClass,
         stage: RankProgram,
         cluster: Cluster,
         pipelined: bool,
@@ -66,14 +66,14 @@ class Pricer:
         graph: bool = False,
     ) -> None:
         self.profile = profile
-        self.colour = colour
-        self.ranks = sum(colour.beside.values())  # of its node
+        self.symmetry_class = symmetry_class
+        self.ranks = sum(symmetry_class.beside.values())  # of its node
         sharers = min(cluster.gpus_per_pcie, self.ranks)
         self.pcie_bytes_per_s = cluster.pcie_gb_s * 1e9 / max(1, sharers)
         self.buffers = stage.buffers
         self.pipelined = pipelined
         self.graph = graph
-        self.kernels = kernels  # prices found so far, by whichever colour
+        self.kernels = kernels  # prices found so far, by whichever symmetry class
 
     def block(self, block: Block) -> tuple[Row, ...]:
         """Every instruction of a block, priced."""
@@ -125,19 +125,21 @@ class Pricer:
 
     def geometry(self, role: str) -> Geometry:
         """Where the group of a role sits; a role without a group is a group of one."""
-        meeting = self.colour.meetings.get(role)
-        return Geometry(1) if meeting is None else meeting.geometry
+        group_instance = self.symmetry_class.group_instances.get(role)
+        return Geometry(1) if group_instance is None else group_instance.geometry
 
     def _channel(self, instruction: Instruction) -> tuple[str, str] | None:
         comm = instruction.comm
         if comm is None:
             return None
-        meeting = self.colour.meetings.get(comm.role)
-        return (comm.role, comm.channel) if meeting is not None and meeting.crowded else None
+        group_instance = self.symmetry_class.group_instances.get(comm.role)
+        return (comm.role, comm.channel) if group_instance is not None and group_instance.has_peers else None
 
     def _inner(self, instruction: Instruction) -> bool:
-        meeting = None if instruction.comm is None else self.colour.meetings.get(instruction.comm.role)
-        return not instruction.host_sync and (meeting is None or meeting.in_step)
+        group_instance = (
+            None if instruction.comm is None else self.symmetry_class.group_instances.get(instruction.comm.role)
+        )
+        return not instruction.host_sync and (group_instance is None or group_instance.in_step)
 
     def _shares(self, instruction: Instruction, work_s: float) -> tuple[int, float]:
         """Millicores of compute, and its slow-down when all other cores compute too: the mean over the kernels,

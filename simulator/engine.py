@@ -1,8 +1,9 @@
 """The event engine: ranks, streams and meetings, driven by callbacks on one clock.
 
-Each flown rank (one for a colour, see `simulator.fold`) has a host that issues its program's instructions in order, and
-streams on which they run in order. What is in flight is a node: an instruction (`simulator.nodes`) or a merged segment
-(`simulator.segments`). Ends are passed on as values, so nothing is ever polled, and each node's end is one event.
+Each simulated rank (one for a symmetry class, see `simulator.fold`) has a host that issues its program's instructions
+in order, and streams on which they run in order. What is in flight is a node: an instruction (`simulator.nodes`) or a
+merged segment (`simulator.segments`). Ends are passed on as values, so nothing is ever polled, and each node's end is
+one event.
 
 On a CUDA device the host runs ahead until a host synchronisation. On a CPU device (`synchronous`) compute occupies the
 host, issuing takes a core, and everything active on a node shares its cores.
@@ -20,7 +21,7 @@ from simulator.breakdown import CLASSES, HOST, Trail
 from simulator.clock import Clock
 from simulator.coarsen import Cut, Segment
 from simulator.costs import COMPUTE_STREAM, Row
-from simulator.nodes import Channel, Cohort, Op, Source
+from simulator.nodes import Channel, InStepCheck, Op, Source
 from simulator.segments import Merged
 from simulator.sharing import HOST as HOST_STREAM
 from simulator.sharing import Activity, Contention, Device, Node, Site, Window, millicores
@@ -36,15 +37,14 @@ class Lane:
     issued: int = 0
 
 
-class RankFlight:
-    """One flown rank: its host, its streams' tails, its clockwork of calls for a number of periods."""
+class RankSimulation:
+    """One simulated rank: its host, its streams' tails, its clockwork of calls for a number of periods."""
 
     __slots__ = (
         "account",
         "agreed",
         "boundary",
         "call",
-        "cohorts",
         "cuts",
         "device",
         "engine",
@@ -53,6 +53,7 @@ class RankFlight:
         "held",
         "history",
         "host",
+        "in_step_checks",
         "lanes",
         "many",
         "marks",
@@ -86,7 +87,7 @@ class RankFlight:
         self.device = device
         self.many = many
         self.lanes: dict[tuple[str, str], Lane] = {}
-        self.cohorts: dict[tuple[str, ...], Cohort] = {}
+        self.in_step_checks: dict[tuple[str, ...], InStepCheck] = {}
         self.agreed: dict[tuple[str, ...], int] = {}
         self.tails: list[Source | None] = [None] * len(STREAMS)
         self.handles: list[list[Op | Merged]] = []
@@ -111,11 +112,11 @@ class RankFlight:
         if self.engine.kept:
             self.spent[len(self.marks), call] = tuple(self.account)
 
-    def agree(self, roles: tuple[str, ...], flown: tuple[int, object]) -> None:
-        """A merged segment that relies on the groups of `roles` being in step was flown like this."""
+    def agree(self, roles: tuple[str, ...], simulated: tuple[int, object]) -> None:
+        """A merged segment that relies on the groups of `roles` being in step was simulated like this."""
         number = self.agreed.get(roles, 0)
         self.agreed[roles] = number + 1
-        self.cohorts[roles].agree(number, flown)
+        self.in_step_checks[roles].agree(number, simulated)
 
     def notify(self) -> None:
         """What the host was blocked on has ended."""
@@ -245,7 +246,7 @@ class RankFlight:
 
     @property
     def finished(self) -> bool:
-        """Whether every period was flown to its end."""
+        """Whether every period was simulated to its end."""
         return len(self.marks) >= self.engine.periods
 
     def stuck(self) -> str:
@@ -265,9 +266,9 @@ class RankFlight:
 
 
 class Engine:
-    """Flies ranks together. `shared`: work slows other work; `synchronous`: compute occupies the host, and a host that
-    was blocked by a communication needs `wake_ps` to come back from the communicating thread. `kept`: the nodes and
-    accounts of all periods stay (`simulator.steady`), otherwise the nodes of the last."""
+    """Simulates ranks together. `shared`: work slows other work; `synchronous`: compute occupies the host, and a host
+    that was blocked by a communication needs `wake_ps` to come back from the communicating thread. `kept`: the nodes
+    and accounts of all periods stay (`simulator.steady`), otherwise the nodes of the last."""
 
     def __init__(
         self,
@@ -285,12 +286,12 @@ class Engine:
         self.wake_ps = wake_ps
         self.shared = (contention.active and not contention.one_way) or cores is not None
         self.windowed = contention.one_way and not self.shared
-        self.punctual = False
+        self.checks_all = False
         self.periods = periods
         self.kept = kept
-        self.ranks: list[RankFlight] = []
+        self.ranks: list[RankSimulation] = []
         self.channels: dict[object, Channel] = {}
-        self.cohorts: dict[object, Cohort] = {}
+        self.in_step_checks: dict[object, InStepCheck] = {}
         self.nodes: dict[int, Node] = {}
 
     def device(self, node: int) -> Device:
@@ -303,11 +304,11 @@ class Engine:
         """The channel that every member meets on."""
         return self.channels.setdefault(key, Channel(members))
 
-    def cohort(self, key: object, members: int) -> Cohort:
-        """The cohort of ranks in step that every member reports to."""
-        return self.cohorts.setdefault(key, Cohort(members))
+    def in_step_check(self, key: object, members: int) -> InStepCheck:
+        """The in-step check of ranks in step that every member reports to."""
+        return self.in_step_checks.setdefault(key, InStepCheck(members))
 
-    def fly(self) -> None:
+    def simulate(self) -> None:
         """Run to the end. Raises WindtunnelError naming the stuck instructions when the program cannot finish."""
         for rank in self.ranks:
             rank.walk()

@@ -1,11 +1,12 @@
-"""Folding: ranks that provably do the same thing at the same time are flown once.
+"""Folding: ranks that provably do the same thing at the same time are simulated once.
 
-Two ranks may share a flight when nothing in the job can tell them apart: same program, same geometry of every group
+Two ranks may share a simulation when nothing in the job can tell them apart: same program, same geometry of every group
 they are in, and partners that are in turn alike. That is the coarsest *equitable partition* of the ranks, found by
-colour refinement: start from (program class, geometry), split colours whose groups hold different colours, until
-nothing splits. With TP8 · PP16 · DP8 on whole nodes 1,024 ranks fold into 16, one for each stage; where some
-data-parallel rings cross nodes and others do not, or a pipeline edge crosses a node for a few ranks only, more colours
-remain and the result is still exact. A folded group keeps its real size and its load on the node's NICs.
+symmetry class refinement: start from (program class, geometry), split symmetry classes whose groups hold different
+symmetry classes, until nothing splits. With TP8 · PP16 · DP8 on whole nodes 1,024 ranks fold into 16, one for each
+stage; where some data-parallel rings cross nodes and others do not, or a pipeline edge crosses a node for a few ranks
+only, more symmetry classes remain and the result is still exact. A folded group keeps its real size and its load on the
+node's NICs.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ PIPELINE = ("pp_next", "pp_prev")
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
-    """What a communicator of one colour is: `members` are the flown colours that meet on it (one: nobody to wait for).
+class GroupInstance:
+    """What a communicator of one symmetry class is: `members` are the simulated symmetry classes that meet on it (one:
+    nobody to wait for).
 
-    `in_step`: they would fold to one colour, so they must arrive together.
+    `in_step`: they would fold to one symmetry class, so they must arrive together.
     """
 
     geometry: Geometry
@@ -34,20 +36,21 @@ class Meeting:
     in_step: bool
 
     @property
-    def crowded(self) -> bool:
+    def has_peers(self) -> bool:
         """Whether there is anybody to wait for."""
         return len(self.members) > 1
 
 
 @dataclass(frozen=True, slots=True)
-class Colour:
-    """Ranks flown as one. `meetings` by role; `beside` counts the ranks of each colour on its node."""
+class SymmetryClass:
+    """Ranks simulated as one. `group_instances` by role; `beside` counts the ranks of each symmetry class on its
+    node."""
 
     index: int
     rank: int
     ranks: tuple[int, ...]
     program: int
-    meetings: dict[str, Meeting]
+    group_instances: dict[str, GroupInstance]
     node: int
     beside: dict[int, int]
 
@@ -116,86 +119,94 @@ def neighbour(ring: tuple[int, ...], rank: int, step: int) -> int:
 
 def fold(
     program: StepProgram, cluster: Cluster, unfold: bool = False, shared_nodes: bool = False
-) -> tuple[Colour, ...]:
-    """The colours of a job, in order of their first rank. `unfold`: every rank its own. `shared_nodes`: ranks of a node
-    slow each other (a CPU cluster), so what is on a node tells its ranks apart."""
+) -> tuple[SymmetryClass, ...]:
+    """The symmetry classes of a job, in order of their first rank. `unfold`: every rank its own. `shared_nodes`: ranks
+    of a node slow each other (a CPU cluster), so what is on a node tells its ranks apart."""
     places = _Places(program, cluster)
     folded = _refine(program, places, shared_nodes)
-    paint = list(range(program.world)) if unfold else folded
+    labels = list(range(program.world)) if unfold else folded
     ranks: dict[int, list[int]] = {}
-    for rank, shade in enumerate(paint):
-        ranks.setdefault(shade, []).append(rank)
-    number = {shade: index for index, shade in enumerate(ranks)}
-    colours = [number[shade] for shade in paint]
+    for rank, label in enumerate(labels):
+        ranks.setdefault(label, []).append(rank)
+    number = {label: index for index, label in enumerate(ranks)}
+    symmetry_classes = [number[label] for label in labels]
     beside: dict[int, Counter[int]] = {}
-    for rank, colour in enumerate(colours):
-        beside.setdefault(places.node[rank], Counter())[colour] += 1
+    for rank, symmetry_class in enumerate(symmetry_classes):
+        beside.setdefault(places.node[rank], Counter())[symmetry_class] += 1
     return tuple(
-        Colour(
-            index=number[shade],
+        SymmetryClass(
+            index=number[label],
             rank=members[0],
             ranks=tuple(members),
             program=program.class_of[members[0]],
-            meetings={role: _meeting(places, colours, folded, (role, members[0])) for role in program.groups},
+            group_instances={
+                role: _group_instance(places, symmetry_classes, folded, (role, members[0])) for role in program.groups
+            },
             node=places.node[members[0]],
             beside=dict(beside[places.node[members[0]]]),
         )
-        for shade, members in ranks.items()
+        for label, members in ranks.items()
     )
 
 
-def _meeting(places: _Places, colours: list[int], folded: list[int], where: tuple[str, int]) -> Meeting:
+def _group_instance(
+    places: _Places, symmetry_classes: list[int], folded: list[int], where: tuple[str, int]
+) -> GroupInstance:
     role, rank = where
     ranks = places.group_of[role][rank]
     geometry = places.geometry[role][rank]
     if role in PIPELINE:
         peer = neighbour(ranks, rank, 1 if role == "pp_next" else -1)
-        edge = (colours[rank], colours[peer]) if role == "pp_next" else (colours[peer], colours[rank])
+        edge = (
+            (symmetry_classes[rank], symmetry_classes[peer])
+            if role == "pp_next"
+            else (symmetry_classes[peer], symmetry_classes[rank])
+        )
         members: tuple[int, ...] = edge if edge[0] != edge[1] else edge[:1]
-        return Meeting(geometry, members, ("pp", edge), len(members) == 1)
-    members = tuple(sorted({colours[r] for r in ranks}))
-    return Meeting(geometry, members, (role, members), len({folded[r] for r in ranks}) == 1)
+        return GroupInstance(geometry, members, ("pp", edge), len(members) == 1)
+    members = tuple(sorted({symmetry_classes[r] for r in ranks}))
+    return GroupInstance(geometry, members, (role, members), len({folded[r] for r in ranks}) == 1)
 
 
 def _refine(program: StepProgram, places: _Places, shared_nodes: bool) -> list[int]:
-    """Colour refinement to the coarsest equitable partition."""
+    """Symmetry class refinement to the coarsest equitable partition."""
     roles = list(program.groups)
     kinds = list(zip(program.class_of, *(places.geometry[role] for role in roles), strict=True))
-    paint = _renumber(kinds)
+    labels = _renumber(kinds)
     by_node: dict[int, list[int]] = {}
     if shared_nodes:
         for rank, node in enumerate(places.node):
             by_node.setdefault(node, []).append(rank)
     while True:
-        views = [[shade] for shade in paint]
+        views = [[label] for label in labels]
         for role in roles:
-            _look(views, paint, role, [g.ranks for g in program.groups[role]])
+            _look(views, labels, role, [g.ranks for g in program.groups[role]])
         if by_node:
-            _look_around(views, paint, by_node.values())
+            _look_around(views, labels, by_node.values())
         finer = _renumber([tuple(view) for view in views])
-        if max(finer) == max(paint):
+        if max(finer) == max(labels):
             return finer
-        paint = finer
+        labels = finer
 
 
-def _look(views: list[list[int]], paint: list[int], role: str, groups: Sequence[tuple[int, ...]]) -> None:
-    """Add to each rank's view the colours of those it meets in `role`."""
+def _look(views: list[list[int]], labels: list[int], role: str, groups: Sequence[tuple[int, ...]]) -> None:
+    """Add to each rank's view the symmetry classes of those it meets in `role`."""
     if role not in PIPELINE:
-        _look_around(views, paint, groups)
+        _look_around(views, labels, groups)
         return
     step = 1 if role == "pp_next" else -1
     for ranks in groups:
         count = len(ranks)
         for position, rank in enumerate(ranks):
-            views[rank].append(paint[ranks[(position + step) % count]])
+            views[rank].append(labels[ranks[(position + step) % count]])
 
 
-def _look_around(views: list[list[int]], paint: list[int], groups: Iterable[Sequence[int]]) -> None:
-    """Add to each rank's view what colours its group has: a number, equal for equal colours. (The colours themselves
-    would be hashed once a rank, which is the square of the world.)"""
+def _look_around(views: list[list[int]], labels: list[int], groups: Iterable[Sequence[int]]) -> None:
+    """Add to each rank's view what symmetry classes its group has: a number, equal for equal symmetry classes. (The
+    symmetry classes themselves would be hashed once a rank, which is the square of the world.)"""
     numbers: dict[tuple[int, ...], int] = {}
     for ranks in groups:
-        seen = numbers.setdefault(tuple(sorted(paint[rank] for rank in ranks)), len(numbers))
+        seen = numbers.setdefault(tuple(sorted(labels[rank] for rank in ranks)), len(numbers))
         for rank in ranks:
             views[rank].append(seen)
 

@@ -30,8 +30,8 @@ from statistics import NormalDist
 from calibration.collectives import Geometry
 from program import KernelCall, block_uses
 from simulator.costs import issue_s
-from simulator.flown import Flown
-from simulator.fold import Colour
+from simulator.fold import SymmetryClass
+from simulator.simulated import Simulated
 
 LEVEL = 0.9  # share of real steps an interval is meant to hold
 _Z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
@@ -60,18 +60,18 @@ class Interval:
     doubts: tuple[Doubt, ...]
 
 
-def interval(flight: Flown) -> Interval:
-    """The interval of a flight."""
-    found = doubts(flight)
+def interval(simulation: Simulated) -> Interval:
+    """The interval of a simulation."""
+    found = doubts(simulation)
     sigma = math.sqrt(sum((doubt.share * doubt.sigma) ** 2 for doubt in found))
-    step = flight.step_time_s
-    high = max(step * math.exp(_Z * sigma), _host_bound_s(flight))
+    step = simulation.step_time_s
+    high = max(step * math.exp(_Z * sigma), _host_bound_s(simulation))
     return Interval(step * math.exp(-_Z * sigma), high, LEVEL, found)
 
 
-def doubts(flight: Flown) -> tuple[Doubt, ...]:
+def doubts(simulation: Simulated) -> tuple[Doubt, ...]:
     """Groups of costs whose errors go together, over the whole step."""
-    time = flight.breakdown
+    time = simulation.breakdown
     working = sum(time[part] for part in COMPUTE_PARTS)
     shares: dict[str, float] = {}
     weighted: dict[str, float] = {}
@@ -80,24 +80,24 @@ def doubts(flight: Flown) -> tuple[Doubt, ...]:
         shares[what] = shares.get(what, 0.0) + share
         weighted[what] = weighted.get(what, 0.0) + share * sigma
 
-    kernels_s = _kernel_seconds(flight)
+    kernels_s = _kernel_seconds(simulation)
     whole = sum(kernels_s.values())
     for call, seconds in kernels_s.items():
-        add(*_part(flight.profile.kernel_doubt(call), working * seconds / whole if whole > 0 else 0.0))
-    comms_s = _comm_seconds(flight)
+        add(*_part(simulation.profile.kernel_doubt(call), working * seconds / whole if whole > 0 else 0.0))
+    comms_s = _comm_seconds(simulation)
     for (part, what, sigma), seconds in comms_s.items():
         whole = sum(s for (other, _, _), s in comms_s.items() if other == part)
         add(what, time[part] * seconds / whole if whole > 0 else 0.0, sigma)
-    residuals = flight.profile.residuals
+    residuals = simulation.profile.residuals
     add("offload", time["exposed_offload"], max(residuals.get("copy", 0.0), residuals.get("host_optimizer", 0.0)))
     add("host", time["host"], residuals.get("host", 0.0))
     busy = sum(shares.values())  # waiting takes the mixture of everything else
     scale = 1.0 / busy if busy > 0 else 0.0
     found = [Doubt(what, share * scale, weighted[what] / share) for what, share in shares.items() if share > 0]
-    found += _cards(found, flight)
-    hidden = _hidden_share(flight, comms_s)
-    if hidden > 0 and flight.profile.contention_sigma > 0:
-        found.append(Doubt("computing beside communication", hidden, flight.profile.contention_sigma))
+    found += _cards(found, simulation)
+    hidden = _hidden_share(simulation, comms_s)
+    if hidden > 0 and simulation.profile.contention_sigma > 0:
+        found.append(Doubt("computing beside communication", hidden, simulation.profile.contention_sigma))
     steady = (Doubt(doubt.what, _steady(doubt.share), _steady(doubt.sigma)) for doubt in found)
     return tuple(sorted(steady, key=lambda doubt: (-doubt.share * doubt.sigma, doubt.what)))
 
@@ -111,75 +111,77 @@ def _part(doubt: tuple[str, float], share: float) -> tuple[str, float, float]:
     return doubt[0], share, doubt[1]
 
 
-def _cards(found: list[Doubt], flight: Flown) -> list[Doubt]:
+def _cards(found: list[Doubt], simulation: Simulated) -> list[Doubt]:
     """All that the device computes, which a card other than the measured one does faster or slower."""
     share = sum(doubt.share for doubt in found if doubt.what.startswith(KERNELS))
-    sigma = flight.profile.card_sigma
+    sigma = simulation.profile.card_sigma
     return [Doubt("another card", share, sigma)] if share > 0 and sigma > 0 else []
 
 
-def _kernel_seconds(flight: Flown) -> dict[KernelCall, float]:
+def _kernel_seconds(simulation: Simulated) -> dict[KernelCall, float]:
     """Seconds of each kernel call in a step, over all ranks."""
     found: Counter[KernelCall] = Counter()
-    ranks = Counter(dict.fromkeys(range(len(flight.program.classes)), 0))
-    for colour in flight.colours:
-        ranks[colour.program] += len(colour.ranks)
-    for number, stage in enumerate(flight.program.classes):
+    ranks = Counter(dict.fromkeys(range(len(simulation.program.classes)), 0))
+    for symmetry_class in simulation.symmetry_classes:
+        ranks[symmetry_class.program] += len(symmetry_class.ranks)
+    for number, stage in enumerate(simulation.program.classes):
         uses = block_uses(stage)
         for index, block in enumerate(stage.blocks):
             many = uses[index] * ranks[number]
             for instruction in block.instructions:
                 for kernel in instruction.body if instruction.stream != "cpu" else ():
                     found[kernel] += many
-    return {call: flight.profile.kernel_s(call) * many for call, many in found.items()}
+    return {call: simulation.profile.kernel_s(call) * many for call, many in found.items()}
 
 
-def _comm_seconds(flight: Flown) -> dict[tuple[str, str, float], float]:
+def _comm_seconds(simulation: Simulated) -> dict[tuple[str, str, float], float]:
     """Seconds of communication in a step by (part of the breakdown, what goes together, sigma), over all ranks."""
     found: dict[tuple[str, str, float], float] = {}
-    for colour in flight.colours:
-        stage = flight.program.classes[colour.program]
+    for symmetry_class in simulation.symmetry_classes:
+        stage = simulation.program.classes[symmetry_class.program]
         uses = block_uses(stage)
         for index, block in enumerate(stage.blocks):
             for instruction in block.instructions:
                 comm = instruction.comm
                 if comm is None:
                     continue
-                geometry = _geometry(colour, comm.role)
-                seconds = flight.profile.collective(comm.op, comm.bytes, comm.dtype, geometry, comm.algorithm).seconds
+                geometry = _geometry(symmetry_class, comm.role)
+                seconds = simulation.profile.collective(
+                    comm.op, comm.bytes, comm.dtype, geometry, comm.algorithm
+                ).seconds
                 if seconds > 0:
-                    what, sigma = flight.profile.comm_doubt(comm.op, comm.dtype, geometry)
+                    what, sigma = simulation.profile.comm_doubt(comm.op, comm.dtype, geometry)
                     key = (PART_OF_ROLE.get(comm.role, "exposed_data"), what, sigma)
-                    found[key] = found.get(key, 0.0) + seconds * uses[index] * len(colour.ranks)
+                    found[key] = found.get(key, 0.0) + seconds * uses[index] * len(symmetry_class.ranks)
     return found
 
 
-def _geometry(colour: Colour, role: str) -> Geometry:
-    meeting = colour.meetings.get(role)
-    return Geometry(1) if meeting is None else meeting.geometry
+def _geometry(symmetry_class: SymmetryClass, role: str) -> Geometry:
+    group_instance = symmetry_class.group_instances.get(role)
+    return Geometry(1) if group_instance is None else group_instance.geometry
 
 
-def _hidden_share(flight: Flown, comms_s: dict[tuple[str, str, float], float]) -> float:
+def _hidden_share(simulation: Simulated, comms_s: dict[tuple[str, str, float], float]) -> float:
     """Share of the step in which a rank communicates behind its compute."""
-    if flight.step_time_s <= 0:
+    if simulation.step_time_s <= 0:
         return 0.0
-    exposed = sum(flight.breakdown[part] for part in sorted({part for part, _, _ in comms_s}))
-    working = sum(flight.breakdown[part] for part in COMPUTE_PARTS)
-    share = sum(comms_s.values()) / flight.program.world / flight.step_time_s
+    exposed = sum(simulation.breakdown[part] for part in sorted({part for part, _, _ in comms_s}))
+    working = sum(simulation.breakdown[part] for part in COMPUTE_PARTS)
+    share = sum(comms_s.values()) / simulation.program.world / simulation.step_time_s
     return min(working, max(0.0, share - exposed))
 
 
-def _host_bound_s(flight: Flown) -> float:
+def _host_bound_s(simulation: Simulated) -> float:
     """What the busiest host needs to issue a step, at the upper end of its error. A synchronous device's host is its
     compute."""
-    if flight.cluster.device == "cpu":
+    if simulation.cluster.device == "cpu":
         return 0.0
-    profile = flight.profile
+    profile = simulation.profile
     longest = 0.0
-    for stage in flight.program.classes:
+    for stage in simulation.program.classes:
         uses = block_uses(stage)
         issued = (
-            uses[index] * issue_s(profile, instruction, flight.program.execution.graph)
+            uses[index] * issue_s(profile, instruction, simulation.program.execution.graph)
             for index, block in enumerate(stage.blocks)
             for instruction in block.instructions
         )

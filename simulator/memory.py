@@ -1,12 +1,13 @@
-"""Memory, flown: a stage's allocations and releases in host issue order, and where they peak.
+"""Memory, simulated: a stage's allocations and releases in host issue order, and where they peak.
 
 The caching allocator hands out memory when an instruction is *issued*, so the order is the host's and no time is
 needed. A call allocates its local buffers at their first writer, holds `transient_bytes` and the temporaries of its
 kernels (the profile's `workspace`) while an instruction runs, and releases what `frees` names. Rank-wide buffers and
 fixed slots live for ever.
 
-A block does the same thing in every call (but for frees behind unbound ports), so it is flown once for its net and peak
-effect, and a stage is a running sum over calls: equal to the expanded flight, in a few milliseconds for any size.
+A block does the same thing in every call (but for frees behind unbound ports), so it is simulated once for its net and
+peak effect, and a stage is a running sum over calls: equal to the expanded simulation, in a few milliseconds for any
+size.
 
 *Allocated* counts allocations as the allocator rounds them. *Reserved* is what it has taken from the device: large
 allocations keep a segment for each size, reused by the next of that size, so each size holds its own highest count;
@@ -148,7 +149,7 @@ class _Ledger:
 
 
 def block_effect(block: Block, unbound: frozenset[int], rounding: Rounding, workspace: Workspace = NOTHING) -> Effect:
-    """Fly one call of a block; `unbound` are in-ports with nothing behind them."""
+    """Simulate one call of a block; `unbound` are in-ports with nothing behind them."""
     ledger = _Ledger(rounding)
     peak, at_peak, peak_local = -1 << 62, ledger.parts[:], 0
     born = {port.buffer for port in block.ports_in}
@@ -175,7 +176,7 @@ def block_effect(block: Block, unbound: frozenset[int], rounding: Rounding, work
     return Effect(ledger.parts, at_peak, peak_local, ledger.sizes, ledger.highest)
 
 
-def fly_memory(stage: RankProgram, allocator: Allocator, workspace: Workspace = NOTHING) -> StageMemory:
+def simulate_memory(stage: RankProgram, allocator: Allocator, workspace: Workspace = NOTHING) -> StageMemory:
     """The peak of a stage over a step, and what holds it."""
     rounding = Rounding(allocator)
     ledger = _Ledger(rounding)

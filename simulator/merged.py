@@ -1,4 +1,4 @@
-"""A merged segment: many instructions flown as one max-plus step.
+"""A merged segment: many instructions simulated as one max-plus step.
 
 Its times depend on when the host reaches it, when its streams were free and when what it waits for ended. All of that
 is taken relative to the start of its first instruction, which is the latest of that instruction's own inputs.
@@ -9,7 +9,7 @@ holds the segment back, it runs exactly like that reference, shifted. Two or thr
    relative input, and a steady pipeline asks for the same few again and again.
 
 Where communication slows compute, the recurrence also asks which communications run beside each compute member, inside
-and outside the segment. Where streams slow each other both ways, the members are flown as activities on a clock of
+and outside the segment. Where streams slow each other both ways, the members are simulated as activities on a clock of
 their own (`simulator.sharing`). The arithmetic is the same as for single instructions, so times are equal to the
 picosecond.
 """
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from simulator.breakdown import HOST
 from simulator.clock import FLOOR
 from simulator.costs import COMPUTE_STREAM, Row
-from simulator.merged_shared import SharedFlight
+from simulator.merged_shared import SharedSimulation
 from simulator.sharing import Contention, Window, slowed_end
 
 
@@ -98,8 +98,8 @@ class Merge:
         return all(followed)
 
     def _reference(self) -> Outcome:
-        """The flight in which only the first member is held back (it starts at 0), and the slack of every input against
-        it."""
+        """The simulation in which only the first member is held back (it starts at 0), and the slack of every input
+        against it."""
         nothing = [FLOOR] * self.width
         starts, ends = self._times(FLOOR, nothing)
         assert min(starts) == 0, "every member of a segment follows its first"
@@ -110,7 +110,7 @@ class Merge:
                     self.slack[-1 - source] = min(self.slack[-1 - source], starts[index])
         return self._outcome(FLOOR, nothing, starts, ends)
 
-    def fly(self, host: int, inputs: Sequence[int], windows: Sequence[Window] = ()) -> tuple[int, Outcome]:
+    def simulate(self, host: int, inputs: Sequence[int], windows: Sequence[Window] = ()) -> tuple[int, Outcome]:
         """(start of the first member, outcome) for a host that reaches the segment at `host`, inputs in order, and
         windows in which communications outside slow compute."""
         first = host + self.issued[0]
@@ -185,9 +185,9 @@ class Merge:
 
     def _shared(self, host: int, inputs: Sequence[int]) -> tuple[list[int], list[int]]:
         """The same with contention, on a clock of its own that starts with the first member."""
-        flight = SharedFlight(self, host, inputs)
-        flight.clock.run()
-        return flight.starts, flight.ends
+        simulation = SharedSimulation(self, host, inputs)
+        simulation.clock.run()
+        return simulation.starts, simulation.ends
 
     def _outcome(self, host: int, inputs: Sequence[int], starts: list[int], ends: list[int]) -> Outcome:
         account: dict[int, int] = {}
@@ -220,12 +220,12 @@ class Merge:
         account: dict[int, int],
         gaps: list[tuple[int, int, int]],
         begin: int,
-        flight: tuple[int, Sequence[int], list[int], list[int]],
+        simulation: tuple[int, Sequence[int], list[int], list[int]],
         index: int,
     ) -> None:
         """Charge the idle time before a compute member to the communications it waited for, and to what they waited
         for."""
-        host, inputs, starts, ends = flight
+        host, inputs, starts, ends = simulation
         end = starts[index]
         while end > begin:
             cause = self._cause(host, inputs, ends, index)

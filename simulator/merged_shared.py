@@ -1,4 +1,4 @@
-"""The members of a merged segment flown as activities of one device, on a clock of their own.
+"""The members of a merged segment simulated as activities of one device, on a clock of their own.
 
 Needed where streams slow each other both ways: then no recurrence in host order gives their times.
 """
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from simulator.merged import Merge
 
 
-class SharedFlight:
-    """Flies the members of a segment as activities of one device."""
+class SharedSimulation:
+    """Simulates the members of a segment as activities of one device."""
 
     def __init__(self, merge: Merge, host: int, inputs: Sequence[int]) -> None:
         self.merge = merge

@@ -1,8 +1,8 @@
 """Instructions in flight: an `Op` begins when its sources have ended, meets its partners, and ends.
 
 A *source* is (node, output): the node before on the same stream, or one that is waited for. A node whose sources have
-all ended begins at the latest of their ends and its own issue. A communication with other colours then arrives on its
-`Channel`; when the last member has arrived, all of them move together (`launch`).
+all ended begins at the latest of their ends and its own issue. A communication with other symmetry classes then arrives
+on its `Channel`; when the last member has arrived, all of them move together (`launch`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from simulator.costs import COMPUTE_STREAM, Row
 from simulator.sharing import Activity, slowed_end
 
 if TYPE_CHECKING:
-    from simulator.engine import RankFlight
+    from simulator.engine import RankSimulation
     from simulator.segments import Merged
 
 
@@ -31,7 +31,8 @@ Source = tuple["Op | Merged", int]
 
 
 class Channel:
-    """One communicator's channel: members of `expected` colours meet in the order in which each issues on it."""
+    """One communicator's channel: members of `expected` symmetry classes meet in the order in which each issues on
+    it."""
 
     __slots__ = ("expected", "open")
 
@@ -52,11 +53,12 @@ class Channel:
 
 
 class NotInStep(Exception):
-    """Ranks that were taken to be in step are not: fly without merged segments."""
+    """Ranks that were taken to be in step are not: simulate without merged segments."""
 
 
-class Cohort:
-    """Flown ranks taken to be in step: each says when it flew its n-th common segment and how, and all must agree."""
+class InStepCheck:
+    """Simulated ranks taken to be in step: each says when it simulated its n-th common segment and how, and all must
+    agree."""
 
     __slots__ = ("expected", "open")
 
@@ -64,12 +66,12 @@ class Cohort:
         self.expected = expected
         self.open: dict[int, list[object]] = {}
 
-    def agree(self, number: int, flown: tuple[int, object]) -> None:
+    def agree(self, number: int, simulated: tuple[int, object]) -> None:
         """A rank reports (start, outcome) of its segment `number`. Raises NotInStep."""
         reports = self.open.setdefault(number, [])
-        if reports and reports[0] != flown:
+        if reports and reports[0] != simulated:
             raise NotInStep
-        reports.append(flown)
+        reports.append(simulated)
         if len(reports) == self.expected:
             del self.open[number]
 
@@ -130,7 +132,7 @@ class Op:
         "waiters",
     )
 
-    def __init__(self, rank: RankFlight, row: Row, call: int, issued: int, sources: list[Source]) -> None:
+    def __init__(self, rank: RankSimulation, row: Row, call: int, issued: int, sources: list[Source]) -> None:
         self.rank = rank
         self.row = row
         self.call = call

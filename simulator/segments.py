@@ -1,8 +1,8 @@
 """Merged segments in flight: many instructions as one node of the engine.
 
 What `simulator.merged` finds for a segment is told to whoever waits for its outputs. Without contention that is final
-at once. Where communication slows compute, a window may still open while the segment runs; then it is flown again with
-that window, and what was scheduled before is void (`version`).
+at once. Where communication slows compute, a window may still open while the segment runs; then it is simulated again
+with that window, and what was scheduled before is void (`version`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from simulator.merged import Merge, Outcome
 from simulator.nodes import Op, Source, Waiter
 
 if TYPE_CHECKING:
-    from simulator.engine import RankFlight
+    from simulator.engine import RankSimulation
 
 _NOTHING: dict[int, tuple[int, Trail]] = {}
 
@@ -43,7 +43,9 @@ class Merged:
         "waiters",
     )
 
-    def __init__(self, rank: RankFlight, segment: Segment, call: int, host: int, sources: list[Source | None]) -> None:
+    def __init__(
+        self, rank: RankSimulation, segment: Segment, call: int, host: int, sources: list[Source | None]
+    ) -> None:
         assert segment.merge is not None
         self.rank = rank
         self.segment = segment
@@ -80,7 +82,7 @@ class Merged:
         assert merge is not None
         inputs = self.inputs = [FLOOR if s is None else s[0].outs[s[1]] for s in self.sources]  # type: ignore[misc]
         if not rank.engine.windowed:
-            self.first, self.outcome = merge.fly(self.host, inputs)
+            self.first, self.outcome = merge.simulate(self.host, inputs)
             outs = [self.first + out for out in self.outcome.outs]
             rank.engine.clock.at(min(outs), self._ended, outs)
             self._close(merge, self.outcome, outs[0])
@@ -97,14 +99,14 @@ class Merged:
             waiter.notify()
 
     def revise(self) -> None:
-        """Fly with the windows known now, and schedule the telling of every output that has not been told.
+        """Simulate with the windows known now, and schedule the telling of every output that has not been told.
 
         When compute has ended nothing can change any more, and everything is told at once, as values. That is late
         for an output from before then, which is no harm unless a window opens late because of it (`_urgent`).
         """
         merge, rank = self.segment.merge, self.rank
         assert merge is not None
-        first, outcome = merge.fly(self.host, self.inputs, rank.windows)
+        first, outcome = merge.simulate(self.host, self.inputs, rank.windows)
         if outcome is self.outcome:
             return
         self.first, self.outcome = first, outcome
@@ -119,7 +121,7 @@ class Merged:
         if not isinstance(waiter, Op) or waiter.row.stream == COMPUTE_STREAM:
             return False
         engine = self.rank.engine
-        return engine.punctual or engine.contention.compute[waiter.row.stream] != 1.0
+        return engine.checks_all or engine.contention.compute[waiter.row.stream] != 1.0
 
     def _tell_in_time(self, output: int) -> None:
         assert self.outcome is not None

@@ -1,14 +1,14 @@
-"""The steady state of a flight: whether its repetitions repeat in time, and what so many more of them would add.
+"""The steady state of a simulation: whether its repetitions repeat in time, and what so many more of them would add.
 
-A program whose calls repeat (`program.calls`) is simulated with few repetitions. Times are whole picoseconds and
-follow from what a node waits for: its stream, its waits, its host, its partners, all at most `reach` repetitions away.
-When over more than twice that reach every output of every rank comes again `every` repetitions later, one `shift`
-later, then moving whatever lies behind by that shift and putting the repetitions in between satisfies each node's rule
-again: the longer flight is that, to the picosecond. Three things need a look of their own, and where they do not hold
+A program whose calls repeat (`program.calls`) is simulated with few repetitions. Times are whole picoseconds and follow
+from what a node waits for: its stream, its waits, its host, its partners, all at most `reach` repetitions away. When
+over more than twice that reach every output of every rank comes again `every` repetitions later, one `shift` later,
+then moving whatever lies behind by that shift and putting the repetitions in between satisfies each node's rule again:
+the longer simulation is that, to the picosecond. Three things need a look of their own, and where they do not hold
 nothing is skipped:
 
 * what is waited for from far before the repetitions (the tail of a stream that they do not use) must come too early to
-  matter, and then does so in the longer flight too;
+  matter, and then does so in the longer simulation too;
 * a host that runs ahead of its device moves by less than the device, so nothing behind may start because it was issued;
 * groups that meet must stand in the same repetition, or `reach` must cover the difference.
 """
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from program import RankProgram, Repeated
-from simulator.engine import Engine, RankFlight
+from simulator.engine import Engine, RankSimulation
 from simulator.nodes import Op
 from simulator.segments import Merged
 
@@ -33,7 +33,8 @@ Counts = Counter[tuple[str, str]]  # communications by role and channel
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """The last period of a flight: `every` repetitions more take `time_ps` more, and add `accounts` to each rank's."""
+    """The last period of a simulation: `every` repetitions more take `time_ps` more, and add `accounts` to each
+    rank's."""
 
     every: int
     time_ps: int
@@ -111,8 +112,8 @@ def _repeated(stage: RankProgram) -> Repeated:
 
 
 def shift_of(stages: Sequence[RankProgram], engine: Engine, reach: int) -> Shift | None:
-    """The shift with which the flown repetitions of every period come again, with the fewest repetitions between; None
-    when they do not, or when what lies around them would not move along."""
+    """The shift with which the simulated repetitions of every period come again, with the fewest repetitions between;
+    None when they do not, or when what lies around them would not move along."""
     periods = [
         [_times(rank, _repeated(stage), period) for rank, stage in zip(engine.ranks, stages, strict=True)]
         for period in range(engine.periods)
@@ -134,7 +135,7 @@ def shift_of(stages: Sequence[RankProgram], engine: Engine, reach: int) -> Shift
     return None
 
 
-def _times(rank: RankFlight, calls: Repeated, period: int) -> _Times | None:
+def _times(rank: RankSimulation, calls: Repeated, period: int) -> _Times | None:
     """None when a repetition computes nothing."""
     ends, issued, account = [], [], []
     for first in range(calls.seam, calls.seam + calls.times * calls.period, calls.period):
@@ -168,7 +169,7 @@ def _period_shift(times: list[_Times], every: int, rows: int) -> tuple[Shift, li
     return Shift(every, time, tuple(accounts)), [host < time for host in hosts]
 
 
-def _moves_along(rank: RankFlight, calls: Repeated, rows: int, behind: list[bool]) -> bool:
+def _moves_along(rank: RankSimulation, calls: Repeated, rows: int, behind: list[bool]) -> bool:
     """Whether everything from the last `rows` repetitions of a period on moves with the device: nothing starts because
     it was issued while the host moves by less (until the host waits for the device), and the tail of a stream that the
     repetitions do not use is over. `behind`: in which periods the host moves by less."""

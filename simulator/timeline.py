@@ -1,4 +1,4 @@
-"""The predicted timeline: rows of the flown second period, one for each instruction, in host issue order.
+"""The predicted timeline: rows of the simulated second period, one for each instruction, in host issue order.
 
 Merged segments are expanded again: their outcome holds the relative times of every member. Ids, labels and sequence
 numbers are those of `program.expand`, the same that the trainer stamps, so predicted and measured rows join on
@@ -12,44 +12,44 @@ from collections.abc import Iterator, Mapping, Sequence
 from program import Call, RankProgram, resolve_wait
 from program.timeline import Header, Timeline
 from simulator.clock import PS_PER_S
-from simulator.engine import RankFlight
-from simulator.flown import Flown
-from simulator.fold import Colour
+from simulator.engine import RankSimulation
+from simulator.fold import SymmetryClass
 from simulator.nodes import Op
 from simulator.segments import Merged
+from simulator.simulated import Simulated
 
 Times = tuple[int, int, int]  # issued, start, end, in picoseconds
 
 
-def predicted_timeline(flight: Flown, ranks: Sequence[int] | None, run: Mapping[str, object]) -> Timeline:
-    """Timeline of one rank of every colour, or of the colours of `ranks`, each under the first asked-for rank of its
-    colour. `run` goes into the header."""
-    chosen = [(colour, _speaker(colour, ranks)) for colour in flight.colours]
-    origin = min(rank.marks[-2][0] if len(rank.marks) > 1 else 0 for rank in flight.ranks)
+def predicted_timeline(simulation: Simulated, ranks: Sequence[int] | None, run: Mapping[str, object]) -> Timeline:
+    """Timeline of one rank of every symmetry class, or of the symmetry classes of `ranks`, each under the first
+    asked-for rank of its symmetry class. `run` goes into the header."""
+    chosen = [(symmetry_class, _speaker(symmetry_class, ranks)) for symmetry_class in simulation.symmetry_classes]
+    origin = min(rank.marks[-2][0] if len(rank.marks) > 1 else 0 for rank in simulation.ranks)
     columns: dict[str, list[object]] = {}
-    for colour, speaker in chosen:
+    for symmetry_class, speaker in chosen:
         if speaker is not None:
-            _fill(columns, speaker, flight.ranks[colour.index], origin)
+            _fill(columns, speaker, simulation.ranks[symmetry_class.index], origin)
     header = Header(
         source="predicted",
-        program_hash=flight.program.hash,
-        device=flight.profile.name,
+        program_hash=simulation.program.hash,
+        device=simulation.profile.name,
         run=dict(run),
-        groups={role: tuple(g.ranks for g in groups) for role, groups in flight.program.groups.items()},
-        stands_for={speaker: colour.ranks for colour, speaker in chosen if speaker is not None},
+        groups={role: tuple(g.ranks for g in groups) for role, groups in simulation.program.groups.items()},
+        stands_for={speaker: symmetry_class.ranks for symmetry_class, speaker in chosen if speaker is not None},
         steps=(0,),
-        step_times_s=(flight.step_time_s,),
+        step_times_s=(simulation.step_time_s,),
     )
     return Timeline.from_columns(header, columns)
 
 
-def _speaker(colour: Colour, ranks: Sequence[int] | None) -> int | None:
+def _speaker(symmetry_class: SymmetryClass, ranks: Sequence[int] | None) -> int | None:
     if ranks is None:
-        return colour.rank
-    return next((rank for rank in colour.ranks if rank in ranks), None)
+        return symmetry_class.rank
+    return next((rank for rank in symmetry_class.ranks if rank in ranks), None)
 
 
-def call_times(rank: RankFlight, call: int) -> Iterator[Times]:
+def call_times(rank: RankSimulation, call: int) -> Iterator[Times]:
     """Times of a call's instructions in the last period, in order."""
     for node in rank.handles[call]:
         if isinstance(node, Op):
@@ -69,7 +69,7 @@ def _members(node: Merged) -> Iterator[Times]:
         yield node.host + issued, first + start, first + end
 
 
-def _fill(columns: dict[str, list[object]], speaker: int, rank: RankFlight, origin: int) -> None:
+def _fill(columns: dict[str, list[object]], speaker: int, rank: RankSimulation, origin: int) -> None:
     """Append a rank's rows to the columns."""
     program, ends = rank.program, dict[int, int]()
     counts: dict[tuple[str, str], int] = {}

@@ -15,7 +15,7 @@ from plan.run import Run, load
 from program.errors import InputError
 from reports.described import DESCRIBED
 from validation.conventions import convention
-from validation.flying import Flyer
+from validation.forecaster import Forecaster
 from validation.published import Published
 from validation.rows import run_dict
 
@@ -37,13 +37,13 @@ class Feasibility:
     """Rows that are no run the language can say."""
 
 
-def feasibility(rows: Sequence[Published], flyer: Flyer) -> tuple[Feasibility, ...]:
+def feasibility(rows: Sequence[Published], forecaster: Forecaster) -> tuple[Feasibility, ...]:
     """Every source among `rows` that has failed runs."""
     sources = {known.name for row in rows if row.set == FAILED and (known := convention(row)) is not None}
-    return tuple(_source(name, rows, flyer) for name in sorted(sources))
+    return tuple(_source(name, rows, forecaster) for name in sorted(sources))
 
 
-def _source(name: str, rows: Iterable[Published], flyer: Flyer) -> Feasibility:
+def _source(name: str, rows: Iterable[Published], forecaster: Forecaster) -> Feasibility:
     counts = {"ran": [0, 0], "failed": [0, 0]}
     undecided = 0
     for row in rows:
@@ -57,11 +57,11 @@ def _source(name: str, rows: Iterable[Published], flyer: Flyer) -> Feasibility:
             continue
         outcome = counts["failed" if row.set == FAILED else "ran"]
         outcome[0] += 1
-        outcome[1] += fits(run, flyer, known.framework)
+        outcome[1] += fits(run, forecaster, known.framework)
     (ran, ran_fits), (failed, failed_fits) = counts["ran"], counts["failed"]
     return Feasibility(name, ran, ran_fits, failed, failed - failed_fits, undecided)
 
 
-def fits(run: Run, flyer: Flyer, framework: str = "") -> bool:
+def fits(run: Run, forecaster: Forecaster, framework: str = "") -> bool:
     """Whether the forecast says the run fits: memory held by the allocator and the device context within the card."""
-    return flyer.memory(run, framework)["device"] <= run.cluster.gpu_memory_gib * 2**30
+    return forecaster.memory(run, framework)["device"] <= run.cluster.gpu_memory_gib * 2**30

@@ -1,7 +1,7 @@
 """A published row as a run, or the stated reason why it is not scored.
 
     case = convert(row)
-    case.run        # a Run, flown as any other, or None
+    case.run        # a Run, simulated as any other, or None
     case.reason     # why it is None
     case.presumed   # what the source did not say and `conventions` filled in
 

@@ -20,7 +20,7 @@ from program.errors import InputError
 from reports.described import DESCRIBED
 from validation.conventions import CONVENTIONS, Convention
 from validation.feasibility import Feasibility
-from validation.flying import Flyer, Predicted
+from validation.forecaster import Forecaster, Predicted
 from validation.published import Published
 from validation.rows import Case, convert
 
@@ -123,34 +123,34 @@ Progress = Callable[[Iterable[Case]], Iterable[Case]]
 
 
 def scoreboard(
-    published: Sequence[Published], flyer: Flyer | None = None, progress: Progress | None = None
+    published: Sequence[Published], forecaster: Forecaster | None = None, progress: Progress | None = None
 ) -> Scoreboard:
-    """Fly and score rows. `progress` wraps the loop over cases, for a bar on a terminal.
+    """Simulate and score rows. `progress` wraps the loop over cases, for a bar on a terminal.
 
     Raises InputError when a profile that a cluster names does not exist.
     """
-    flyer = flyer or Flyer()
+    forecaster = forecaster or Forecaster()
     cases = [convert(row) for row in published]
     ready = [case for case in cases if case.run is not None]
-    used = profiles_used(ready, flyer, [row.id for row in published])
+    used = profiles_used(ready, forecaster, [row.id for row in published])
     held_out = {name for profile in used for name in profile.calibrated_on}
     reasons = {case.row.id: case.reason for case in cases if case.run is None}
     reasons |= {case.row.id: "calibration data of the profile" for case in ready if case.row.id in held_out}
     scores: list[RowScore] = []
     for case in (progress or list)([case for case in ready if case.row.id not in held_out]):
         try:
-            scores.append(score(case, flyer))
+            scores.append(score(case, forecaster))
         except InputError as error:  # what a profile cannot price is a reason too
             reasons[case.row.id] = f"cannot be priced: {error.problems[0]}"
     return Scoreboard(_sources(cases, reasons, scores), used, tuple(scores))
 
 
-def profiles_used(cases: Iterable[Case], flyer: Flyer, ids: Sequence[str]) -> tuple[ProfileUsed, ...]:
+def profiles_used(cases: Iterable[Case], forecaster: Forecaster, ids: Sequence[str]) -> tuple[ProfileUsed, ...]:
     """The profiles that price these cases, each once, with those of the rows `ids` that they were fitted on."""
     found: dict[str, ProfileUsed] = {}
     for case in cases:
         assert case.run is not None
-        profile = flyer.profile_of(case.run)
+        profile = forecaster.profile_of(case.run)
         if profile.name not in found:
             named = [row for source in profile.provenance.values() for row in source.rows]
             found[profile.name] = ProfileUsed(profile.name, profile.free_parameters, training_runs(named, ids))
@@ -169,10 +169,10 @@ def training_runs(named: Sequence[str], ids: Sequence[str]) -> tuple[str, ...]:
     return tuple(ids[index] for index in sorted(found))
 
 
-def score(case: Case, flyer: Flyer) -> RowScore:
-    """Fly one case and hold it against what was measured."""
+def score(case: Case, forecaster: Forecaster) -> RowScore:
+    """Simulate one case and hold it against what was measured."""
     assert case.run is not None
-    predicted: Predicted = flyer.fly(case.run, _convention(case.source).framework)
+    predicted: Predicted = forecaster.simulate(case.run, _convention(case.source).framework)
     memory = predicted.memory_bytes[case.memory_kind]
     return RowScore(
         id=case.row.id,

@@ -12,7 +12,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-__all__ = ["calibrate", "check", "compare", "compile_run", "fly", "forecast", "load", "train"]
+__all__ = ["calibrate", "check", "compare", "compile_run", "forecast", "load", "simulate", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
 """The public API: what the command line does, as functions.
 
     run = load("examples/llama-3-8b.yaml", ["plan.tensor_parallel=4"])
-    flown = fly(run)                       # compiled, proved, flown: Flown(run, program, profile, flight)
+    simulate(run).simulation.breakdown     # compiled, proved, simulated
     forecast(run).step_time_s              # the same as a report
     compare("runs/0001").step_time.error   # a run folder: forecast and measurement
     check("runs/baseline", "runs/0001").passed
@@ -16,7 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plan.run import load
-from windtunnel.flight import Flown, RunLike, compile_run, fly, forecast_of, run_of, save_timeline, save_trace
+from windtunnel.simulating import (
+    RunLike,
+    SimulatedRun,
+    compile_run,
+    forecast_of,
+    run_of,
+    save_timeline,
+    save_trace,
+    simulate,
+)
 
 if TYPE_CHECKING:
     from reports.check import Verdict
@@ -24,14 +33,24 @@ if TYPE_CHECKING:
     from reports.forecast import Forecast
 
 __all__ = [
-    "Flown", "calibrate", "check", "compare", "compile_run", "fly", "forecast", "forecast_of", "load",
-    "save_timeline", "save_trace", "train",
+    "SimulatedRun",
+    "calibrate",
+    "check",
+    "compare",
+    "compile_run",
+    "forecast",
+    "forecast_of",
+    "load",
+    "save_timeline",
+    "save_trace",
+    "simulate",
+    "train",
 ]  # fmt: skip
 
 
 def forecast(run: RunLike, overrides: Sequence[str] = (), *, profile: Any = None, flops: str = "exact") -> Forecast:
     """The forecast of a run: step time, throughput, memory, cost. See `reports.forecast.Forecast` for its fields."""
-    return forecast_of(fly(run, overrides, profile=profile), flops=flops)
+    return forecast_of(simulate(run, overrides, profile=profile), flops=flops)
 
 
 def train(run: RunLike, overrides: Sequence[str] = (), *, output: str | Path | None = None) -> Path:

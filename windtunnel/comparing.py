@@ -1,4 +1,4 @@
-"""Composes simulator and trainer output: a run folder is flown again from its run.yaml and held against what it
+"""Composes simulator and trainer output: a run folder is simulated again from its run.yaml and held against what it
 measured.
 
 The profile is the one that the measured timeline's header names (its run's cluster), unless another is asked for. A
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from program.errors import InputError
 from windtunnel import output
-from windtunnel.flight import Flown, fly
 from windtunnel.folders import RunFolder
+from windtunnel.simulating import SimulatedRun, simulate
 
 if TYPE_CHECKING:
     from plan.run import Run
@@ -45,7 +45,9 @@ def compared(first: str, second: str | None, profile: Any = None, top: int = 12)
     from reports.compare import compare
 
     if profile is not None:
-        raise InputError("--profile has no use when the forecast is given as a timeline; leave PREDICTED out to fly it")
+        raise InputError(
+            "--profile has no use when the forecast is given as a timeline; leave PREDICTED out to simulate it"
+        )
     predicted = load(_file(first))
     if Path(second).is_dir():
         folder = RunFolder.open(second)
@@ -56,15 +58,15 @@ def compared(first: str, second: str | None, profile: Any = None, top: int = 12)
 
 
 def compare_folder(folder: RunFolder, profile: Any = None, top: int = 12) -> Compared:
-    """Fly a folder's run and compare."""
+    """Simulate a folder's run and compare."""
     from reports.compare import compare
 
     run = folder.run()
     measured, times_s = _recorded(folder, run.plan.world), folder.step_times_s()
-    flown = fly(run, profile=profile or profile_named(measured) or run.cluster.profile)
-    predicted = flown.timeline()
-    interval = flown.flight.interval
-    comparison = compare(predicted, measured, times_s, top, (interval.low_s, interval.high_s), _probe(flown))
+    simulated = simulate(run, profile=profile or profile_named(measured) or run.cluster.profile)
+    predicted = simulated.timeline()
+    interval = simulated.simulation.interval
+    comparison = compare(predicted, measured, times_s, top, (interval.low_s, interval.high_s), _probe(simulated))
     return Compared(comparison, predicted, measured, run)
 
 
@@ -94,10 +96,10 @@ def _named(what: str, numbers: Sequence[int]) -> str:
     return f"{what}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
-def _probe(flown: Flown) -> dict[str, float]:
+def _probe(simulated: SimulatedRun) -> dict[str, float]:
     """The profile's machine probe, where a run's can be held against it (calibration probes with one thread)."""
-    comparable = flown.run.cluster.device != "cpu" or flown.run.cluster.threads_per_rank == 1
-    return dict(flown.profile.file.probe) if comparable else {}
+    comparable = simulated.run.cluster.device != "cpu" or simulated.run.cluster.threads_per_rank == 1
+    return dict(simulated.profile.file.probe) if comparable else {}
 
 
 def profile_named(measured: Timeline) -> str | None:
@@ -158,7 +160,8 @@ def _work(found: Compared, profile: Any) -> Work:
 
 
 def one_device_s(run: Run, profile: Any = None) -> float | None:
-    """The twin's step time of the same model and global batch on one device; None where no such plan can be flown."""
+    """The twin's step time of the same model and global batch on one device; None where no such plan can be
+    simulated."""
     from plan.run import load
 
     raw = run.to_dict()
@@ -181,10 +184,10 @@ def one_device_s(run: Run, profile: Any = None) -> float | None:
         "threads_per_rank": run.cluster.threads_per_rank,
     }
     try:
-        flown = fly(load(raw | {"plan": plan, "cluster": cluster}), profile=profile)
+        simulated = simulate(load(raw | {"plan": plan, "cluster": cluster}), profile=profile)
     except InputError:
         return None
-    return float(flown.flight.step_time_s)
+    return float(simulated.simulation.step_time_s)
 
 
 def check_command(baseline: str, run_dir: str, tolerance: float, profile: str | None, as_json: bool) -> int:

@@ -39,7 +39,7 @@ INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
-class Flown:
+class Loop:
     """One run of the demo with everything that was found out about it."""
 
     run: Run
@@ -71,9 +71,9 @@ def demonstrate(
     say(f"profile {profile}, hash {before[:16]}")
     runs = []
     for path in examples:
-        flown = loop(path, folder, profile)
-        runs.append(_run(flown))
-        say(_summary(flown, output.width(), output.colour()))
+        simulated = loop(path, folder, profile)
+        runs.append(_run(simulated))
+        say(_summary(simulated, output.width(), output.colour()))
     after = _hash(profile)
     if before != after:
         raise WindtunnelError(f"the profile {profile} changed during the demo: something else wrote to it")
@@ -93,7 +93,7 @@ def load_average() -> float:
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
-def loop(path: Path, folder: Path, profile: Path) -> Flown:
+def loop(path: Path, folder: Path, profile: Path) -> Loop:
     """Forecast, train and compare one run file with a profile; writes both timelines as a trace into the run folder."""
     from reports.trace import write_comparison
     from windtunnel.comparing import compare_folder
@@ -109,7 +109,7 @@ def loop(path: Path, folder: Path, profile: Path) -> Flown:
         trained = launch(run, folder / path.stem)
     found = compare_folder(RunFolder.open(trained))
     write_comparison(found.predicted, found.measured, trained / "trace.json")
-    return Flown(run, trained, found.comparison)
+    return Loop(run, trained, found.comparison)
 
 
 def calibrated_profile(folder: Path, fresh: bool) -> Path:
@@ -178,17 +178,17 @@ def _folder(target: str | None) -> Path:
 
 def _hash(profile: Path) -> str:
     from calibration.profile import load_profile
-    from reports.flight_report import profile_hash
+    from reports.forecast_report import profile_hash
 
     return profile_hash(load_profile(str(profile)))
 
 
-def _run(flown: Flown) -> DemoRun:
-    step = flown.comparison.step_time
-    worst = [Residual(r.name, r.predicted_s, r.measured_s, r.error) for r in flown.comparison.classes[:WORST]]
+def _run(simulated: Loop) -> DemoRun:
+    step = simulated.comparison.step_time
+    worst = [Residual(r.name, r.predicted_s, r.measured_s, r.error) for r in simulated.comparison.classes[:WORST]]
     return DemoRun(
-        name=flown.run.model.name + " " + _layout(flown.run),
-        run_dir=str(flown.folder),
+        name=simulated.run.model.name + " " + _layout(simulated.run),
+        run_dir=str(simulated.folder),
         steps=step.steps,
         predicted_s=step.predicted_s,
         measured_s=step.measured_s,
@@ -204,10 +204,10 @@ def _layout(run: Run) -> str:
     return " ".join(f"{name}{n}" for name, n in degrees.items() if n > 1) or "one rank"
 
 
-def _summary(flown: Flown, width: int, colour: bool) -> str:
+def _summary(simulated: Loop, width: int, colour: bool) -> str:
     from reports.compare_text import compare_text
 
-    return f"\n{flown.folder}\n" + compare_text(flown.comparison, width, colour, pieces=6)
+    return f"\n{simulated.folder}\n" + compare_text(simulated.comparison, width, colour, pieces=6)
 
 
 def text(result: Demo, width: int = 100, colour: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""Proves a step program sound before anything flies, on any machine: `prove(program)` returns, or raises ProofError
+"""Proves a step program sound before anything runs, on any machine: `prove(program)` returns, or raises ProofError
 naming the instructions.
 
 | proof | property | file |

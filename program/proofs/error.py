@@ -31,7 +31,7 @@ class Named:
 
 
 class ProofError(WindtunnelError):
-    """A step program that must not fly. `proof` says which property fails, `instructions` whom it is about."""
+    """A step program that must not run. `proof` says which property fails, `instructions` whom it is about."""
 
     def __init__(self, proof: Proof, reason: str, instructions: Iterable[Named] = ()) -> None:
         self.proof: Proof = proof

@@ -14,8 +14,8 @@ from compiler import compile_run
 from plan import presets
 from plan.run import load
 from program import KernelCall
-from simulator.flight import fly
-from simulator.memory import fly_memory
+from simulator.memory import simulate_memory
+from simulator.simulation import simulate
 
 MEASURED = Path(__file__).parents[2] / "calibration" / "measured"
 PUBLISHED = ("a100-80gb", "h100", "h200-published")
@@ -92,9 +92,9 @@ def test_eager_training_on_one_h200_is_forecast_from_counted_traffic(model: str,
     """No eager kernel was measured for it: calibration/measured/h200-training.json against references counted."""
     overrides = ["plan.kernels=eager", "cluster.profile=h200-published"]
     run = load(Path(__file__).parents[2] / "examples" / f"h200-llama-{model}.yaml", overrides)
-    flight = fly(compile_run(run), run.cluster, load_profile("h200-published"))
-    assert flight.step_time_s == pytest.approx(measured_s, rel=0.05)
-    assert flight.interval.low_s < measured_s < flight.interval.high_s
+    simulation = simulate(compile_run(run), run.cluster, load_profile("h200-published"))
+    assert simulation.step_time_s == pytest.approx(measured_s, rel=0.05)
+    assert simulation.interval.low_s < measured_s < simulation.interval.high_s
 
 
 @pytest.mark.parametrize("model", ["small", "large"])
@@ -105,7 +105,7 @@ def test_peaks_of_training_on_one_h200_are_forecast(model: str, kernels: str) ->
     run = load(Path(__file__).parents[2] / "examples" / f"h200-llama-{model}.yaml", [f"plan.kernels={kernels}"])
     profile = load_profile("h200")
     (stage,) = compile_run(run).classes
-    memory = fly_memory(stage, profile.allocator, profile.workspace(kernels))
+    memory = simulate_memory(stage, profile.allocator, profile.workspace(kernels))
     assert memory.peak_allocated_bytes / 2**30 == pytest.approx(measured[0]["peak_allocated_gib"], rel=0.006)
 
 

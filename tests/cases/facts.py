@@ -1,6 +1,6 @@
 """Reads the cases in `data/` and forecasts what they describe: shared by every `test_cases_*`.
 
-A forecast here is compiled and flown as by `windtunnel forecast`; cards that have no preset are described by their
+A forecast here is compiled and simulated as by `windtunnel forecast`; cards that have no preset are described by their
 data-sheet numbers and priced with the a100-80gb profile, so that only what does not depend on their speed is asserted
 of them.
 """
@@ -18,8 +18,8 @@ from compiler import compile_run
 from plan.run import load
 from program.errors import NotYetForecast
 from reports.forecast import Forecast
-from simulator.flight import fly
-from windtunnel.api import Flown, forecast_of
+from simulator.simulation import simulate
+from windtunnel.api import SimulatedRun, forecast_of
 
 DATA = Path(__file__).parent / "data"
 JEAN_ZAY = {"count": 4, "bandwidth_gb_s": 12.5}
@@ -41,7 +41,7 @@ def forecast(**sections: Any) -> Forecast:
 def _forecast(text: str) -> Forecast:
     run = load(json.loads(text))
     program, profile = compile_run(run), load_profile(run.cluster.profile)
-    return forecast_of(Flown(run, program, profile, fly(program, run.cluster, profile)))
+    return forecast_of(SimulatedRun(run, program, profile, simulate(program, run.cluster, profile)))
 
 
 def not_yet(*words: str, **sections: Any) -> None:

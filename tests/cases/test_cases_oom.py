@@ -10,7 +10,7 @@ from plan.run import load
 from program.errors import InputError
 from program.ops import DTYPE_BYTES
 from tests.cases.facts import JEAN_ZAY, bloom_like, card, case, forecast, not_yet
-from validation.flying import Flyer
+from validation.forecaster import Forecaster
 
 GIB = 2**30
 PRETRAIN = {"implementation": "megatron", "precision": "fp16", "zero_stage": 0}
@@ -228,9 +228,9 @@ def test_017_zero_1_shards_the_optimizer_over_two_replicas() -> None:
 
 def test_017_two_replicas_take_half_the_time() -> None:
     _, alone, paired = case("017")["observed"]["table"]
-    flyer = Flyer()
+    forecaster = Forecaster()
     one, two = (
-        flyer.fly(
+        forecaster.simulate(
             load(
                 {
                     "model": bloom_like(80, 14400),
@@ -301,7 +301,7 @@ def test_021_six_stages_of_44_layers_need_a_layout() -> None:
         )
 
 
-def test_023_virtual_stages_hold_fewer_layers_in_flight() -> None:
+def test_023_virtual_stages_hold_fewer_layers_in_simulation() -> None:
     cluster = {"preset": "dgx-h100", "nodes": 4}
     plan = {
         "implementation": "megatron", "attention": "flash", "tensor_parallel": 4, "sequence_parallel": True,

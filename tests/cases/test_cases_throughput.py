@@ -8,9 +8,9 @@ from plan.flops import hardware_flops_per_step, model_flops_per_step
 from plan.run import Run, load
 from program.errors import InputError
 from tests.cases.facts import JEAN_ZAY, bloom_like, case, forecast, not_yet
-from validation.flying import Flyer
+from validation.forecaster import Forecaster
 
-FLYER = Flyer()
+FORECASTER = Forecaster()
 
 
 def bloom(**plan: object) -> Run:
@@ -65,11 +65,11 @@ def test_030_days_and_gpu_hours_follow_from_the_step() -> None:
 
 
 def test_030_bloom_step_time() -> None:
-    assert 95 <= FLYER.fly(bloom()).step_time_s <= 116
+    assert 95 <= FORECASTER.simulate(bloom()).step_time_s <= 116
 
 
 def test_030_bloom_memory() -> None:
-    found = FLYER.fly(bloom()).memory_bytes["device"] / 2**30
+    found = FORECASTER.simulate(bloom()).memory_bytes["device"] / 2**30
     assert found == pytest.approx(case("030")["observed"]["memory_gb"], rel=0.15)
 
 
@@ -83,7 +83,7 @@ def wide(hidden: int, micro: int) -> float:
             "global_batch_size": 2048, "recompute": "full", "precision": "fp16",
         },
     })  # fmt: skip
-    return FLYER.fly(run).step_time_s
+    return FORECASTER.simulate(run).step_time_s
 
 
 def test_032_a_hidden_size_that_fits_the_tiles() -> None:

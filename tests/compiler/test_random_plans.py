@@ -16,7 +16,7 @@ from program.proofs import prove
 from program.proofs.expanded import prove_expanded
 from tests.draws import KEYS, LATER, SHAPE, VALUES, draw, values
 from tests.soak import soaking
-from tests.windtunnel.flights import profile_file
+from tests.windtunnel.simulatings import profile_file
 from windtunnel import api
 
 SOAK = soaking()
@@ -106,9 +106,9 @@ def _judged(number: int, cpu_profile: Path) -> list[str]:
 
 def _simulated(run: Run, cpu_profile: Path) -> str:
     try:
-        flown = api.fly(run, profile=cpu_profile if run.cluster.device == "cpu" else None)
+        simulated = api.simulate(run, profile=cpu_profile if run.cluster.device == "cpu" else None)
     except InputError:
         return "refused by the forecast"  # for the profile's sake: none of the card, or none of its links
-    assert api.forecast_of(flown).step_time_s > 0
-    assert len(flown.timeline()) > 0
+    assert api.forecast_of(simulated).step_time_s > 0
+    assert len(simulated.timeline()) > 0
     return "simulated"

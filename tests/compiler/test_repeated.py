@@ -18,7 +18,7 @@ from program import Call, Repeated, StepProgram, block_uses, columns, repetition
 from program.edit import drop_call, with_block
 from program.hashing import program_hash
 from program.proofs import ProofError, prove
-from simulator.memory import fly_memory
+from simulator.memory import simulate_memory
 from tests.simulator.runs import small
 from tests.simulator.test_steady import PLANS
 
@@ -93,7 +93,7 @@ def test_memory_is_that_of_all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     for plan in ("deep", "interleaved", "offload"):
         program, plain = small((PLANS | MORE)[plan], layers=8)[0], plainly((PLANS | MORE)[plan], monkeypatch, layers=8)
         for mine, stage in zip(program.classes, plain.classes, strict=True):
-            assert fly_memory(mine, allocator) == fly_memory(stage, allocator)
+            assert simulate_memory(mine, allocator) == simulate_memory(stage, allocator)
 
 
 def test_calls_are_found_from_either_end() -> None:

@@ -16,7 +16,7 @@ from reports.check_classes import class_times_s
 from reports.check_spread import FEWEST, level, t_quantile
 from reports.check_text import check_text
 from reports.compare import compare
-from tests.reports.flights import header, measured, predicted
+from tests.reports.simulations import header, measured, predicted
 
 TWO = Work(world=2, tokens=1024, one_device_s=20e-3)
 ONE = Work(world=1, tokens=1024, one_device_s=20e-3)
@@ -25,10 +25,10 @@ REAL = json.loads((Path(__file__).parent / "data" / "busy_steps_ms.json").read_t
 """Step times of one tiny program (two ranks) trained seven times on two cores with a load of 20 to 50."""
 
 
-def side(flown: Timeline, ran: Timeline, work: Work = TWO) -> Side:
+def side(simulated: Timeline, ran: Timeline, work: Work = TWO) -> Side:
     """A run of STEPS steps as long as the recorded one."""
     times_s = [ran.header.step_times_s[0]] * STEPS
-    return Side(compare(flown, ran), work, times_s, class_times_s([ran]), ran.header)
+    return Side(compare(simulated, ran), work, times_s, class_times_s([ran]), ran.header)
 
 
 def run(
@@ -137,7 +137,7 @@ def test_a_class_has_a_time_in_every_recorded_step() -> None:
 
 # Runs of one program on a busy machine: steps are slowed in spells, instructions are interrupted.
 
-SHARES = {"forward": 0.77, "tensor RS": 0.15, "optimizer": 0.08}  # of flights.py
+SHARES = {"forward": 0.77, "tensor RS": 0.15, "optimizer": 0.08}  # of simulations.py
 
 
 def busy(seed: int, recorded: int = 60) -> Side:

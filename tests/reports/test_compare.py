@@ -7,7 +7,7 @@ from reports.compare import compare
 from reports.compare_text import compare_text
 from reports.joining import join, operation
 from reports.measured import measure, read_steps, warm_up_steps
-from tests.reports.flights import measured, predicted
+from tests.reports.simulations import measured, predicted
 
 
 def test_errors_are_predicted_minus_measured_and_the_worst_class_comes_first() -> None:

@@ -8,7 +8,7 @@ import pytest
 from program.errors import InputError
 from reports import tables
 from reports.trace import write_trace
-from tests.reports.flights import measured, predicted
+from tests.reports.simulations import measured, predicted
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Small runs to fly: a tiny GPT on a cluster of small nodes, and programs made by hand."""
+"""Small runs to simulate: a tiny GPT on a cluster of small nodes, and programs made by hand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from program import (
     Stream,
 )
 from program.cluster import Cluster, Device
-from simulator.flight import Flight, fly
+from simulator.simulation import Simulation, simulate
 from tests.simulator.fakes import FakeProfile
 
 MODEL = {
@@ -49,12 +49,12 @@ def small(plan: dict[str, Any], cluster: dict[str, Any] | str | None = None, **m
     return compile_run(run), run
 
 
-def flown_small(
+def simulated_small(
     plan: dict[str, Any], profile: Any, cluster: dict[str, Any] | str | None = None, **model: Any
-) -> Flight:
+) -> Simulation:
     """A small model under a plan, simulated with a profile."""
     program, run = small(plan, cluster, **model)
-    return fly(program, run.cluster, profile)
+    return simulate(program, run.cluster, profile)
 
 
 def cluster_of(world: int, device: Device = "cuda", cores: int = 2) -> Cluster:
@@ -111,8 +111,8 @@ def by_hand(*ranks: list[Instruction], groups: dict[str, tuple[tuple[int, ...], 
     return StepProgram(tuple(classes), tuple(range(len(ranks))), made, {"pp": len(ranks)})
 
 
-def starts(flight: Flight, rank: int = 0) -> list[int]:
+def starts(simulation: Simulation, rank: int = 0) -> list[int]:
     """Starts of a rank's instructions in whole microseconds, the first at 0."""
-    timeline = flight.timeline([rank])
+    timeline = simulation.timeline([rank])
     times = np.rint(timeline.columns["start_s"] * 1e6).astype(int)
     return [int(t) for t in times - times.min()]

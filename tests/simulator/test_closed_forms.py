@@ -10,9 +10,9 @@ import pytest
 from calibration.profile import load_profile
 from program import KernelCall, expand
 from simulator.breakdown import CLASSES
-from simulator.flight import fly
+from simulator.simulation import simulate
 from tests.simulator.fakes import FakeProfile
-from tests.simulator.runs import TABLE, by_hand, cluster_of, compute, flown_small, move, small
+from tests.simulator.runs import TABLE, by_hand, cluster_of, compute, move, simulated_small, small
 
 FORWARD_S = 1e-3
 
@@ -49,8 +49,8 @@ def test_weight_gradients_fill_the_drain(stages: int, more: int, weights: float)
     work = microbatches * (2 + weights)
     for schedule, bubble in (("1f1b", 2 + weights), ("zb-h1", 2 - weights)):
         program, run = small(plan | {"schedule": schedule}, layers=stages)
-        flight = fly(program, run.cluster, EqualParts(weights=weights, **FREE))
-        assert flight.step_time_s / FORWARD_S - work == pytest.approx((stages - 1) * bubble, abs=1e-9)
+        simulation = simulate(program, run.cluster, EqualParts(weights=weights, **FREE))
+        assert simulation.step_time_s / FORWARD_S - work == pytest.approx((stages - 1) * bubble, abs=1e-9)
 
 
 def test_what_waits_for_its_weight_gradients_is_memory() -> None:
@@ -59,7 +59,7 @@ def test_what_waits_for_its_weight_gradients_is_memory() -> None:
     for schedule in ("1f1b", "zb-h1"):
         plan = {"pipeline_parallel": 4, "global_batch_size": 12, "schedule": schedule}
         program, run = small(plan, layers=8)
-        memory = fly(program, run.cluster, FakeProfile()).memory
+        memory = simulate(program, run.cluster, FakeProfile()).memory
         peaks[schedule] = [stage.parts["activations"] for stage in memory]
     more = [b - a for a, b in zip(peaks["1f1b"], peaks["zb-h1"], strict=True)]
     assert more[0] == 0
@@ -72,11 +72,11 @@ def test_bubble_of_a_pipeline(schedule: str, stages: int, microbatches: int) -> 
     """(p-1)/(m+p-1) of the step when forward and backward of every stage are equal and transfers are free."""
     plan = {"pipeline_parallel": stages, "schedule": schedule, "global_batch_size": microbatches, "attention": "flash"}
     program, run = small(plan)
-    flight = fly(program, run.cluster, EqualForwardAndBackward(**FREE))
+    simulation = simulate(program, run.cluster, EqualForwardAndBackward(**FREE))
     layers = 4 // stages
-    assert flight.step_time_s == pytest.approx((microbatches + stages - 1) * 2 * layers * FORWARD_S, rel=1e-9)
-    assert flight.breakdown["bubble"] == pytest.approx((stages - 1) / (microbatches + stages - 1), rel=1e-9)
-    assert flight.breakdown["compute"] == pytest.approx(microbatches / (microbatches + stages - 1), rel=1e-9)
+    assert simulation.step_time_s == pytest.approx((microbatches + stages - 1) * 2 * layers * FORWARD_S, rel=1e-9)
+    assert simulation.breakdown["bubble"] == pytest.approx((stages - 1) / (microbatches + stages - 1), rel=1e-9)
+    assert simulation.breakdown["compute"] == pytest.approx(microbatches / (microbatches + stages - 1), rel=1e-9)
 
 
 def test_interleaving_divides_the_bubble() -> None:
@@ -89,9 +89,9 @@ def test_interleaving_divides_the_bubble() -> None:
         "attention": "flash",
     }
     program, run = small(plan)
-    flight = fly(program, run.cluster, EqualForwardAndBackward(**FREE))
+    simulation = simulate(program, run.cluster, EqualForwardAndBackward(**FREE))
     work = 4 * 2 * 2 * FORWARD_S
-    assert flight.step_time_s == pytest.approx(work + 2 * FORWARD_S, rel=1e-9)
+    assert simulation.step_time_s == pytest.approx(work + 2 * FORWARD_S, rel=1e-9)
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -102,7 +102,7 @@ def test_ring_collectives(op: str, passes: int, ranks: int) -> None:
     rank = [compute("F", 1), move(op, "dp", "dp", 800, (0,)), compute("STEP", 1, (1,))]  # type: ignore[arg-type]
     program = replace(by_hand(rank, groups={"dp": (tuple(range(ranks)),)}), class_of=(0,) * ranks)
     expected = passes * (ranks - 1) / ranks * 800e-6 + passes * (ranks - 1) * 1e-6 + 2e-6
-    assert fly(program, cluster_of(ranks), profile).step_time_s == pytest.approx(expected, rel=1e-9)
+    assert simulate(program, cluster_of(ranks), profile).step_time_s == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("stages", [2, 4])
@@ -112,10 +112,10 @@ def test_1f1b_holds_p_minus_r_microbatches(stages: int) -> None:
     for schedule in ("1f1b", "gpipe"):
         plan = {"pipeline_parallel": stages, "schedule": schedule, "global_batch_size": microbatches}
         program, run = small(plan, layers=8)
-        held = [stage.parts["activations"] for stage in fly(program, run.cluster, FakeProfile()).memory]
+        held = [stage.parts["activations"] for stage in simulate(program, run.cluster, FakeProfile()).memory]
         one = [
             stage.parts["activations"]
-            for stage in flown_small(plan | {"global_batch_size": 1}, FakeProfile(), layers=8).memory
+            for stage in simulated_small(plan | {"global_batch_size": 1}, FakeProfile(), layers=8).memory
         ]
         # middle stages hold layers alone, so their activations come in whole micro-batches but for what the peak's own
         # block works on
@@ -145,8 +145,8 @@ PLAN = {
 @pytest.mark.parametrize("issue_s", [1e-8, 1e-4])
 def test_three_times_every_time_is_three_times_the_step(issue_s: float) -> None:
     program, run = small(PLAN, hidden=2048)
-    one = fly(program, run.cluster, FakeProfile(issue_s=issue_s))
-    three = fly(program, run.cluster, FakeProfile(issue_s=issue_s).scaled(3.0))
+    one = simulate(program, run.cluster, FakeProfile(issue_s=issue_s))
+    three = simulate(program, run.cluster, FakeProfile(issue_s=issue_s).scaled(3.0))
     assert three.step_time_s == pytest.approx(3 * one.step_time_s, rel=1e-6)
     assert three.breakdown == pytest.approx(one.breakdown, abs=1e-6)
 
@@ -156,23 +156,23 @@ def test_a_graph_costs_the_host_what_it_cannot_hold() -> None:
     launching the graph takes for each node is paid."""
     program, run = small(PLAN, hidden=2048)
     graphed = replace(program, execution=replace(program.execution, graph=True))
-    profile, free = FakeProfile(issue_s=1e-4), fly(program, run.cluster, FakeProfile(issue_s=0.0))
+    profile, free = FakeProfile(issue_s=1e-4), simulate(program, run.cluster, FakeProfile(issue_s=0.0))
     issued_s = max(
         sum(profile.host_issue_s(p.instruction.kind, p.instruction.body) for p in expand(c) if p.instruction.needs_host)
         for c in program.classes
     )
-    step_s = fly(graphed, run.cluster, profile).step_time_s
+    step_s = simulate(graphed, run.cluster, profile).step_time_s
     assert free.step_time_s <= step_s <= free.step_time_s + issued_s
-    assert fly(graphed, run.cluster, profile, coarse=False).step_time_s == step_s
-    assert fly(program, run.cluster, profile).step_time_s > 2 * step_s
-    assert fly(graphed, run.cluster, replace(profile, replayed_s=1e-4)).step_time_s > 2 * step_s
+    assert simulate(graphed, run.cluster, profile, coarse=False).step_time_s == step_s
+    assert simulate(program, run.cluster, profile).step_time_s > 2 * step_s
+    assert simulate(graphed, run.cluster, replace(profile, replayed_s=1e-4)).step_time_s > 2 * step_s
 
 
 def test_a_profile_of_zeros_gives_a_step_of_zero() -> None:
     program, run = small(PLAN)
-    flight = fly(program, run.cluster, FakeProfile().scaled(0.0))
-    assert flight.step_time_s == 0.0
-    assert sum(flight.breakdown.values()) == 1.0
+    simulation = simulate(program, run.cluster, FakeProfile().scaled(0.0))
+    assert simulation.step_time_s == 0.0
+    assert sum(simulation.breakdown.values()) == 1.0
 
 
 @pytest.mark.parametrize("stages", [1, 4])
@@ -180,15 +180,15 @@ def test_time_fractions_tile_the_step(stages: int) -> None:
     program, run = small(
         {"tensor_parallel": 2, "pipeline_parallel": stages, "data_parallel": 2, "global_batch_size": 14}
     )
-    flight = fly(program, run.cluster, FakeProfile(issue_s=3e-5))
-    assert tuple(flight.breakdown) == CLASSES
-    assert sum(flight.breakdown.values()) == 1.0
-    assert [sum(account) for account in flight.accounts] == list(flight.periods_ps)
+    simulation = simulate(program, run.cluster, FakeProfile(issue_s=3e-5))
+    assert tuple(simulation.breakdown) == CLASSES
+    assert sum(simulation.breakdown.values()) == 1.0
+    assert [sum(account) for account in simulation.accounts] == list(simulation.periods_ps)
 
 
-def test_a_flight_is_reproducible() -> None:
+def test_a_simulation_is_reproducible() -> None:
     program, run = small(PLAN)
-    first, second = fly(program, run.cluster, FakeProfile()), fly(program, run.cluster, FakeProfile())
+    first, second = simulate(program, run.cluster, FakeProfile()), simulate(program, run.cluster, FakeProfile())
     assert (first.periods_ps, first.accounts, first.events) == (second.periods_ps, second.accounts, second.events)
 
 
@@ -207,7 +207,7 @@ def test_shipped_profiles_scale_and_vanish(name: str, plan: dict[str, Any]) -> N
     step, and none is left at 0."""
     program, run = small(plan, hidden=2048)
     profile = load_profile(name)
-    one, three = fly(program, run.cluster, profile), fly(program, run.cluster, profile.scaled(3.0))
+    one, three = simulate(program, run.cluster, profile), simulate(program, run.cluster, profile.scaled(3.0))
     assert three.step_time_s == pytest.approx(3 * one.step_time_s, rel=1e-6)
     assert three.breakdown == pytest.approx(one.breakdown, abs=1e-6)
-    assert fly(program, run.cluster, profile.scaled(0.0)).step_time_s == 0.0
+    assert simulate(program, run.cluster, profile.scaled(0.0)).step_time_s == 0.0

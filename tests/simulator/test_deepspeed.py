@@ -8,7 +8,7 @@ import pytest
 
 from program import StepProgram, expand
 from program.ops import bytes_of
-from simulator.flight import fly
+from simulator.simulation import simulate
 from tests.simulator.fakes import FakeProfile
 from tests.simulator.runs import small
 
@@ -30,7 +30,7 @@ def numbers(program: StepProgram) -> int:
 def test_states_of_a_rank(precision: str, gradients: int) -> None:
     """Half weights, gradients, 12 bytes of optimizer shared out: the bf16 optimizer keeps two kinds of gradients."""
     program, run = small(BASE | {"global_batch_size": RANKS, "precision": precision})
-    parts = fly(program, run.cluster, FakeProfile()).memory[0].parts
+    parts = simulate(program, run.cluster, FakeProfile()).memory[0].parts
     kept = parts["weights"] + parts["gradients"] + parts["optimizer"]
     assert kept == pytest.approx(numbers(program) * (2 + gradients + 12 / RANKS), rel=1e-12)
 
@@ -61,7 +61,7 @@ def test_adding_fresh_gradients_passes_over_18_bytes_a_parameter() -> None:
 def test_no_collective_runs_beside_compute() -> None:
     plan = {"tensor_parallel": 2, "pipeline_parallel": 2, "data_parallel": 1, "global_batch_size": 4}
     program, run = small(BASE | plan)
-    timeline = fly(program, run.cluster, FakeProfile()).timeline([0])
+    timeline = simulate(program, run.cluster, FakeProfile()).timeline([0])
     rows = timeline.columns
     spans = list(zip(timeline.text("stream"), rows["start_s"], rows["end_s"], strict=True))
     compute = [(start, end) for stream, start, end in spans if stream == "compute" and end > start]
@@ -92,4 +92,4 @@ def test_blocking_launches_are_paid_for_one_by_one() -> None:
     for placed in expand(program.classes[0]):
         kernels += sum(profile.kernel_s(call) for call in placed.instruction.body)
         launches += profile.host_issue_s(placed.instruction.kind, placed.instruction.body)
-    assert fly(program, run.cluster, profile).step_time_s == pytest.approx(kernels + launches, rel=1e-6)
+    assert simulate(program, run.cluster, profile).step_time_s == pytest.approx(kernels + launches, rel=1e-6)

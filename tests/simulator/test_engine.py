@@ -9,14 +9,14 @@ import pytest
 from calibration.profile import CoreSharing
 from program.errors import WindtunnelError
 from simulator.breakdown import CLASSES
-from simulator.flight import fly
+from simulator.simulation import simulate
 from tests.simulator.runs import TABLE, by_hand, cluster_of, compute, move, starts
 
 US = 1_000_000  # picoseconds
 
 
-def periods(flight: object) -> list[int]:
-    return [time // US for time in flight.periods_ps]  # type: ignore[attr-defined]
+def periods(simulation: object) -> list[int]:
+    return [time // US for time in simulation.periods_ps]  # type: ignore[attr-defined]
 
 
 def test_a_stream_runs_in_order_and_a_wait_joins_streams() -> None:
@@ -25,18 +25,18 @@ def test_a_stream_runs_in_order_and_a_wait_joins_streams() -> None:
         [compute("F", 10), move("all_gather", "tp", "tp", 12, (0,)), compute("F", 3), compute("F", 1, (1,))],
         groups={"tp": ((0,),)},
     )
-    assert periods(fly(program, cluster_of(1), TABLE)) == [14]  # a group of one moves nothing
+    assert periods(simulate(program, cluster_of(1), TABLE)) == [14]  # a group of one moves nothing
 
 
 def test_partners_wait_for_each_other_and_pay_once() -> None:
     """Ranks of 10 and 4 us meet in an all-reduce of 8 bytes: 2(n-1)/n x 8 = 8 us, then 1 us."""
     first = [compute("F", 10), move("all_reduce", "dp", "dp", 8, (0,)), compute("STEP", 1, (1,))]
     second = [compute("F", 4), move("all_reduce", "dp", "dp", 8, (0,)), compute("STEP", 1, (1,))]
-    flight = fly(by_hand(first, second, groups={"dp": ((0, 1),)}), cluster_of(2), TABLE)
-    assert periods(flight) == [19, 19]
-    assert starts(flight, 1) == [0, 4, 18]
+    simulation = simulate(by_hand(first, second, groups={"dp": ((0, 1),)}), cluster_of(2), TABLE)
+    assert periods(simulation) == [19, 19]
+    assert starts(simulation, 1) == [0, 4, 18]
     waiting = dict(
-        zip(("compute", "exposed_data", "skew"), (flight.accounts[1][i] // US for i in (0, 6, 8)), strict=True)
+        zip(("compute", "exposed_data", "skew"), (simulation.accounts[1][i] // US for i in (0, 6, 8)), strict=True)
     )
     assert waiting == {"compute": 5, "exposed_data": 8, "skew": 6}
 
@@ -45,9 +45,9 @@ def test_the_host_holds_a_small_program_back() -> None:
     """Issue takes 5 us, kernels 1: the step is four issues long."""
     slow_host = replace(TABLE, issue_s=2.5e-6)  # base and one kernel
     program = by_hand([compute("F", 1), compute("F", 1), compute("F", 1), compute("STEP", 1)])
-    flight = fly(program, cluster_of(1), slow_host)
-    assert periods(flight) == [20]
-    assert flight.breakdown["host"] == pytest.approx(16 / 20)
+    simulation = simulate(program, cluster_of(1), slow_host)
+    assert periods(simulation) == [20]
+    assert simulation.breakdown["host"] == pytest.approx(16 / 20)
 
 
 def test_a_host_synchronisation_stops_the_issue() -> None:
@@ -56,8 +56,8 @@ def test_a_host_synchronisation_stops_the_issue() -> None:
     host = replace(TABLE, issue_s=2.5e-6)
     free = by_hand([compute("F", 30), compute("STEP", 1)])
     held = by_hand([compute("F", 30, host_sync=True), compute("STEP", 1)])
-    assert periods(fly(free, cluster_of(1), host)) == [31]
-    assert periods(fly(held, cluster_of(1), host)) == [30 + 5 + 1 + 4]  # the issue of F overlaps STEP by 1
+    assert periods(simulate(free, cluster_of(1), host)) == [31]
+    assert periods(simulate(held, cluster_of(1), host)) == [30 + 5 + 1 + 4]  # the issue of F overlaps STEP by 1
 
 
 def test_a_host_blocked_by_a_transfer_is_not_blamed() -> None:
@@ -67,8 +67,8 @@ def test_a_host_blocked_by_a_transfer_is_not_blamed() -> None:
     send = [compute("F", 15), move("send", "pp_next", "send_fwd", 8, (0,), "fwd"), compute("STEP", 1, (1,))]
     blocked = replace(move("recv", "pp_prev", "recv_fwd", 8, (), "fwd"), host_sync=True)
     groups = {"pp_next": ((0, 1),), "pp_prev": ((0, 1),)}
-    flight = fly(by_hand(send, [blocked, compute("STEP", 1)], groups=groups), cluster_of(2), slow_host)
-    account = dict(zip(CLASSES, (time / US for time in flight.accounts[1]), strict=True))
+    simulation = simulate(by_hand(send, [blocked, compute("STEP", 1)], groups=groups), cluster_of(2), slow_host)
+    account = dict(zip(CLASSES, (time / US for time in simulation.accounts[1]), strict=True))
     assert account == dict.fromkeys(CLASSES, 0) | {"compute": 1, "bubble": 8.5, "exposed_pipeline": 8, "host": 6.5}
 
 
@@ -80,8 +80,8 @@ def test_contention_slows_both_and_ends_with_the_overlap() -> None:
         [compute("F", 1), move("all_reduce", "dp", "dp", 10, (0,)), compute("F", 20), compute("STEP", 1, (1,))],
         groups={"dp": ((0, 1),)},
     )
-    flight = fly(program, cluster_of(2), profile)
-    assert periods(flight) == [1 + 10 + 15 + 1] * 2
+    simulation = simulate(program, cluster_of(2), profile)
+    assert periods(simulation) == [1 + 10 + 15 + 1] * 2
 
 
 def test_cpu_ranks_share_cores() -> None:
@@ -89,14 +89,14 @@ def test_cpu_ranks_share_cores() -> None:
     profile = replace(TABLE, cores=CoreSharing(2, 1, 0.5, {}))
     for world, expected in ((2, 10), (4, 20)):
         program = by_hand(*([compute("STEP", 10)] for _ in range(world)))
-        assert periods(fly(program, cluster_of(world, "cpu"), profile)) == [expected] * world
+        assert periods(simulate(program, cluster_of(world, "cpu"), profile)) == [expected] * world
 
 
 def test_a_cpu_kernel_slows_beside_busy_cores() -> None:
     """gemm takes 1.3 times as long when the other core computes too, and nothing longer alone."""
     profile = replace(TABLE, cores=CoreSharing(2, 1, 0.5, {"gemm": 1.3}))
-    assert periods(fly(by_hand([compute("STEP", 10)]), cluster_of(1, "cpu"), profile)) == [10]
-    assert periods(fly(by_hand([compute("STEP", 10)], [compute("STEP", 10)]), cluster_of(2, "cpu"), profile)) == [
+    assert periods(simulate(by_hand([compute("STEP", 10)]), cluster_of(1, "cpu"), profile)) == [10]
+    assert periods(simulate(by_hand([compute("STEP", 10)], [compute("STEP", 10)]), cluster_of(2, "cpu"), profile)) == [
         13,
         13,
     ]
@@ -107,9 +107,9 @@ def test_cpu_compute_occupies_the_host_and_communication_does_not() -> None:
     cores."""
     profile = replace(TABLE, cores=CoreSharing(2, 1, 0.5, {}))
     rank = [compute("F", 10), move("all_reduce", "dp", "dp", 6, (0,)), compute("F", 12), compute("STEP", 1, (1,))]
-    flight = fly(by_hand(rank, rank, groups={"dp": ((0, 1),)}), cluster_of(2, "cpu"), profile)
+    simulation = simulate(by_hand(rank, rank, groups={"dp": ((0, 1),)}), cluster_of(2, "cpu"), profile)
     # 10, then 2 x (1 + 0.5) threads on 2 cores: compute takes 1.5 times as long for 6 us, in which 4 of the 12 are done
-    assert periods(flight) == [10 + 6 + 8 + 1] * 2
+    assert periods(simulation) == [10 + 6 + 8 + 1] * 2
 
 
 def test_a_collective_is_delayed_more_beside_compute_and_uses_no_core_meanwhile() -> None:
@@ -127,16 +127,16 @@ def test_a_collective_is_delayed_more_beside_compute_and_uses_no_core_meanwhile(
         during = [compute("F", beside)] if beside else []
         last = compute("STEP", 1, (1,))
         rank = [compute("F", 10), move("all_reduce", "dp", "dp", 6, (0,)), *during, last]
-        flight = fly(by_hand(rank, rank, groups={"dp": ((0, 1),)}), cluster_of(2, "cpu"), profile)
-        assert flight.periods_ps[0] / US == pytest.approx(expected, abs=1e-3)
+        simulation = simulate(by_hand(rank, rank, groups={"dp": ((0, 1),)}), cluster_of(2, "cpu"), profile)
+        assert simulation.periods_ps[0] / US == pytest.approx(expected, abs=1e-3)
 
 
 def test_a_collective_competes_where_more_ranks_compute_than_there_are_cores() -> None:
     """Four computing ranks on two cores: compute and the collective (9 us on four ranks) take twice as long."""
     profile = replace(TABLE, cores=CoreSharing(2, 1, 0.0, {}))
     rank = [compute("F", 10), move("all_reduce", "dp", "dp", 6, (0,)), compute("F", 3), compute("STEP", 1, (1,))]
-    flight = fly(by_hand(*[rank] * 4, groups={"dp": ((0, 1, 2, 3),)}), cluster_of(4, "cpu"), profile)
-    assert periods(flight) == [20 + 6 + (9 - 3) + 2] * 4
+    simulation = simulate(by_hand(*[rank] * 4, groups={"dp": ((0, 1, 2, 3),)}), cluster_of(4, "cpu"), profile)
+    assert periods(simulation) == [20 + 6 + (9 - 3) + 2] * 4
 
 
 def test_a_blocked_cpu_host_needs_time_to_wake() -> None:
@@ -150,9 +150,9 @@ def test_a_blocked_cpu_host_needs_time_to_wake() -> None:
             compute("F", beside),
             compute("STEP", 1, (1,)),
         ]
-        flight = fly(by_hand(rank, rank, groups={"dp": ((0, 1),)}), cluster_of(2, "cpu"), profile)
-        assert periods(flight) == [expected] * 2
-        assert flight.accounts[0][-1] // US == (2 if beside == 3 else 0)
+        simulation = simulate(by_hand(rank, rank, groups={"dp": ((0, 1),)}), cluster_of(2, "cpu"), profile)
+        assert periods(simulation) == [expected] * 2
+        assert simulation.accounts[0][-1] // US == (2 if beside == 3 else 0)
 
 
 def test_a_folded_cpu_node_shares_like_an_unfolded_one() -> None:
@@ -160,8 +160,8 @@ def test_a_folded_cpu_node_shares_like_an_unfolded_one() -> None:
     rank = [compute("F", 10), move("all_reduce", "dp", "dp", 6, (0,)), compute("F", 12), compute("STEP", 1, (1,))]
     program = by_hand(rank, groups={"dp": ((0, 1, 2),)})
     program = replace(program, class_of=(0, 0, 0))
-    folded, unfolded = (fly(program, cluster_of(3, "cpu"), profile, unfold=flag) for flag in (False, True))
-    assert len(folded.colours) == 1
+    folded, unfolded = (simulate(program, cluster_of(3, "cpu"), profile, unfold=flag) for flag in (False, True))
+    assert len(folded.symmetry_classes) == 1
     assert set(unfolded.periods_ps) == set(folded.periods_ps)
 
 
@@ -170,11 +170,11 @@ def test_a_program_that_cannot_finish_names_the_instruction() -> None:
     rank = [compute("F", 1), move("send", "pp_next", "send_fwd", 8, (0,)), compute("STEP", 1, (1,))]
     program = by_hand(rank, [compute("STEP", 1)], groups={"pp_next": ((0, 1),), "pp_prev": ((0, 1),)})
     with pytest.raises(WindtunnelError, match=r"rank 0 is stuck at F SEND0\.1 piece on send_fwd"):
-        fly(program, cluster_of(2), TABLE)
+        simulate(program, cluster_of(2), TABLE)
 
 
 def test_the_number_of_events_is_known() -> None:
     """One event for each instruction alone, one for a meeting of both ranks, two periods."""
     rank = [compute("F", 10), move("all_reduce", "dp", "dp", 8, (0,)), compute("STEP", 1, (1,))]
-    flight = fly(by_hand(rank, rank, groups={"dp": ((0, 1),)}), cluster_of(2), TABLE, coarse=False)
-    assert flight.events == 2 * (2 + 1 + 2)
+    simulation = simulate(by_hand(rank, rank, groups={"dp": ((0, 1),)}), cluster_of(2), TABLE, coarse=False)
+    assert simulation.events == 2 * (2 + 1 + 2)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from calibration.profile import CoreSharing
 from program.timeline import TIMES
-from simulator.flight import Flight, fly
-from simulator.nodes import Cohort, NotInStep
+from simulator.nodes import InStepCheck, NotInStep
+from simulator.simulation import Simulation, simulate
 from tests.simulator.fakes import FakeProfile
 from tests.simulator.runs import cluster_of, small
 
@@ -84,9 +84,9 @@ PROFILES = {
 }
 
 
-def rows(flight: Flight) -> dict[str, Any]:
+def rows(simulation: Simulation) -> dict[str, Any]:
     """Every time of the timeline in whole picoseconds."""
-    columns = flight.timeline().columns
+    columns = simulation.timeline().columns
     return {name: np.rint(columns[name] * 1e12).astype(np.int64).tolist() for name in TIMES} | {
         "id": columns["id"].tolist()
     }
@@ -96,8 +96,8 @@ def rows(flight: Flight) -> dict[str, Any]:
 @pytest.mark.parametrize("plan", PLANS)
 def test_coarse_equals_fine(plan: str, profile: str) -> None:
     program, run = small(PLANS[plan])
-    coarse = fly(program, run.cluster, PROFILES[profile])
-    fine = fly(program, run.cluster, PROFILES[profile], coarse=False)
+    coarse = simulate(program, run.cluster, PROFILES[profile])
+    fine = simulate(program, run.cluster, PROFILES[profile], coarse=False)
     assert coarse.periods_ps == fine.periods_ps
     assert rows(coarse) == rows(fine)
     assert coarse.accounts == fine.accounts
@@ -108,21 +108,25 @@ def test_coarse_equals_fine(plan: str, profile: str) -> None:
 @pytest.mark.parametrize("plan", PLANS)
 def test_folded_equals_unfolded(plan: str, profile: str) -> None:
     program, run = small(PLANS[plan])
-    folded = fly(program, run.cluster, PROFILES[profile])
-    unfolded = fly(program, run.cluster, PROFILES[profile], unfold=True)
-    assert len(unfolded.colours) == program.world
+    folded = simulate(program, run.cluster, PROFILES[profile])
+    unfolded = simulate(program, run.cluster, PROFILES[profile], unfold=True)
+    assert len(unfolded.symmetry_classes) == program.world
     periods = {
-        rank: time for colour, time in zip(folded.colours, folded.periods_ps, strict=True) for rank in colour.ranks
+        rank: time
+        for symmetry_class, time in zip(folded.symmetry_classes, folded.periods_ps, strict=True)
+        for rank in symmetry_class.ranks
     }
     assert periods == dict(enumerate(unfolded.periods_ps))
     accounts = {
-        rank: account for colour, account in zip(folded.colours, folded.accounts, strict=True) for rank in colour.ranks
+        rank: account
+        for symmetry_class, account in zip(folded.symmetry_classes, folded.accounts, strict=True)
+        for rank in symmetry_class.ranks
     }
     assert accounts == dict(enumerate(unfolded.accounts))
 
 
 @st.composite
-def flights(draw: st.DrawFn) -> tuple[dict[str, Any], FakeProfile]:
+def simulations(draw: st.DrawFn) -> tuple[dict[str, Any], FakeProfile]:
     """A plan and a profile: who is late, what hides and what slows what, is drawn."""
     pipeline = draw(st.sampled_from([1, 2, 4]))
     tensor, data = draw(st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2)]))
@@ -155,52 +159,59 @@ def flights(draw: st.DrawFn) -> tuple[dict[str, Any], FakeProfile]:
     return plan, profile
 
 
-@given(flights())
-def test_any_flight_is_the_same_coarse_fine_and_unfolded(drawn: tuple[dict[str, Any], FakeProfile]) -> None:
+@given(simulations())
+def test_any_simulation_is_the_same_coarse_fine_and_unfolded(drawn: tuple[dict[str, Any], FakeProfile]) -> None:
     plan, profile = drawn
     program, run = small(plan)
-    coarse, fine = fly(program, run.cluster, profile), fly(program, run.cluster, profile, coarse=False)
+    coarse, fine = simulate(program, run.cluster, profile), simulate(program, run.cluster, profile, coarse=False)
     assert coarse.periods_ps == fine.periods_ps
     assert rows(coarse) == rows(fine)
     assert coarse.accounts == fine.accounts
-    unfolded = fly(program, run.cluster, profile, unfold=True)
-    assert [unfolded.periods_ps[colour.rank] for colour in coarse.colours] == list(coarse.periods_ps)
+    unfolded = simulate(program, run.cluster, profile, unfold=True)
+    assert [unfolded.periods_ps[symmetry_class.rank] for symmetry_class in coarse.symmetry_classes] == list(
+        coarse.periods_ps
+    )
 
 
 @pytest.mark.parametrize("plan", ["tp2-sp", "tp2-pp2-dp2", "interleaved"])
 def test_unfolded_is_the_same_coarse_and_fine(plan: str) -> None:
-    """Ranks in step fly merged segments of their own, and agree."""
+    """Ranks in step simulate merged segments of their own, and agree."""
     program, run = small(PLANS[plan])
     for profile in (PROFILES["between"], PROFILES["one-way"], PROFILES["both-ways"]):
-        coarse, fine = (fly(program, run.cluster, profile, unfold=True, coarse=flag) for flag in (True, False))
+        coarse, fine = (simulate(program, run.cluster, profile, unfold=True, coarse=flag) for flag in (True, False))
         assert coarse.periods_ps == fine.periods_ps
         assert coarse.accounts == fine.accounts
         assert coarse.events <= fine.events
 
 
 def test_ranks_in_step_must_agree() -> None:
-    cohort = Cohort(2)
-    cohort.agree(0, (10, "as planned"))
-    cohort.agree(1, (20, "as planned"))
-    cohort.agree(0, (10, "as planned"))
+    in_step_check = InStepCheck(2)
+    in_step_check.agree(0, (10, "as planned"))
+    in_step_check.agree(1, (20, "as planned"))
+    in_step_check.agree(0, (10, "as planned"))
     with pytest.raises(NotInStep):
-        cohort.agree(1, (21, "as planned"))
+        in_step_check.agree(1, (21, "as planned"))
 
 
 def test_whole_nodes_fold_to_stages() -> None:
     program, run = small({"tensor_parallel": 4, "pipeline_parallel": 2, "data_parallel": 2, "global_batch_size": 4})
-    flight = fly(program, run.cluster, FakeProfile())
-    assert [len(colour.ranks) for colour in flight.colours] == [8, 8]
+    simulation = simulate(program, run.cluster, FakeProfile())
+    assert [len(symmetry_class.ranks) for symmetry_class in simulation.symmetry_classes] == [8, 8]
 
 
 def test_ranks_that_cross_nodes_are_told_apart() -> None:
     """Three replicas of two stages on nodes of four: one pipeline edge stays on its node, two cross."""
     plan = {"pipeline_parallel": 2, "data_parallel": 3, "global_batch_size": 6}
     program, run = small(plan)
-    folded, unfolded = fly(program, run.cluster, FakeProfile()), fly(program, run.cluster, FakeProfile(), unfold=True)
-    assert len(folded.colours) > 2
+    folded, unfolded = (
+        simulate(program, run.cluster, FakeProfile()),
+        simulate(program, run.cluster, FakeProfile(), unfold=True),
+    )
+    assert len(folded.symmetry_classes) > 2
     periods = {
-        rank: time for colour, time in zip(folded.colours, folded.periods_ps, strict=True) for rank in colour.ranks
+        rank: time
+        for symmetry_class, time in zip(folded.symmetry_classes, folded.periods_ps, strict=True)
+        for rank in symmetry_class.ranks
     }
     assert periods == dict(enumerate(unfolded.periods_ps))
 
@@ -213,6 +224,8 @@ def test_folded_cpu_nodes_equal_unfolded(plan: str) -> None:
     busy = FakeProfile(cores=CoreSharing(2, 1, 0.57, {"gemm": 1.1, "memory": 1.3}), wake_s=3e-5)
     slow = FakeProfile(issue_s=1e-4, cores=CoreSharing(3, 1, 0.4, {}), factors={("tp", "compute"): 1.7})
     for profile in (busy, slow):
-        folded, unfolded = (fly(program, run.cluster, profile, unfold=flag) for flag in (False, True))
-        periods = dict(zip((colour.rank for colour in folded.colours), folded.periods_ps, strict=True))
+        folded, unfolded = (simulate(program, run.cluster, profile, unfold=flag) for flag in (False, True))
+        periods = dict(
+            zip((symmetry_class.rank for symmetry_class in folded.symmetry_classes), folded.periods_ps, strict=True)
+        )
         assert periods == {rank: unfolded.periods_ps[rank] for rank in periods}

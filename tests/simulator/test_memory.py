@@ -11,8 +11,8 @@ from calibration.workspace import Workspace
 from program import Buffer, RankProgram, StepProgram, expand, resolve_buffer
 from program.ops import bytes_of
 from program.text import label_of
-from simulator.flight import fly
-from simulator.memory import OFF_DEVICE, PART_OF_POOL, PARTS, Rounding, StageMemory, fly_memory, on_allocator
+from simulator.memory import OFF_DEVICE, PART_OF_POOL, PARTS, Rounding, StageMemory, on_allocator, simulate_memory
+from simulator.simulation import simulate
 from tests.simulator.fakes import ALLOCATOR, FakeProfile
 from tests.simulator.runs import small
 from tests.simulator.test_equalities import PLANS
@@ -20,7 +20,7 @@ from tests.simulator.test_equalities import PLANS
 MIB = 2**20
 
 
-def flown_one_by_one(stage: RankProgram, rounding: Rounding) -> tuple[int, dict[str, int], str, int]:
+def simulated_one_by_one(stage: RankProgram, rounding: Rounding) -> tuple[int, dict[str, int], str, int]:
     """(peak, parts, where, reserved) with every allocation followed by itself: the slow reference."""
     live: dict[tuple[int, int], Buffer] = {}
     resident = [b for b in stage.buffers if b.base is None and b.pool not in OFF_DEVICE]
@@ -61,14 +61,14 @@ def flown_one_by_one(stage: RankProgram, rounding: Rounding) -> tuple[int, dict[
 def test_blocks_equal_single_instructions(plan: str) -> None:
     program, _ = small(PLANS[plan])
     for stage in program.classes:
-        memory = fly_memory(stage, ALLOCATOR)
+        memory = simulate_memory(stage, ALLOCATOR)
         found = (memory.peak_allocated_bytes, memory.parts, memory.where, memory.peak_reserved_bytes)
-        assert found == flown_one_by_one(stage, Rounding(ALLOCATOR))
+        assert found == simulated_one_by_one(stage, Rounding(ALLOCATOR))
 
 
 def memory_of(plan: dict[str, Any], **model: Any) -> tuple[StepProgram, tuple[StageMemory, ...]]:
     program, run = small(plan, **model)
-    return program, fly(program, run.cluster, FakeProfile()).memory
+    return program, simulate(program, run.cluster, FakeProfile()).memory
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -117,11 +117,11 @@ def test_temporaries_of_kernels_live_while_their_instruction_runs() -> None:
     """The largest call of an instruction counts, not the sum; and one pool holds whatever any instruction needs."""
     program, _ = small({"precision": "bf16"})
     (stage,) = program.classes
-    bare, held = fly_memory(stage, ALLOCATOR), fly_memory(stage, ALLOCATOR, Workspace({"ce_exp": 100.0}))
+    bare, held = simulate_memory(stage, ALLOCATOR), simulate_memory(stage, ALLOCATOR, Workspace({"ce_exp": 100.0}))
     calls = {call for block in stage.blocks for i in block.instructions for call in i.body if call.op == "ce_exp"}
     largest = max(Workspace({"ce_exp": 100.0}).bytes_(call) for call in calls)
     assert largest == max(100 * bytes_of(call) // call.count for call in calls)
     assert held.where.endswith("head.exp")
     assert largest <= held.parts["workspace"] < largest + 1024
     assert held.peak_reserved_bytes - bare.peak_reserved_bytes >= largest
-    assert fly_memory(stage, ALLOCATOR, Workspace({"gemm": 0.0})).parts == bare.parts
+    assert simulate_memory(stage, ALLOCATOR, Workspace({"gemm": 0.0})).parts == bare.parts

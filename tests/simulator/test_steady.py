@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from program import repetitions
-from simulator.flight import Flight, fly
+from simulator.simulation import Simulation, simulate
 from simulator.steady import Shift, _period_shift, _Times
 from tests.simulator.fakes import FakeProfile
 from tests.simulator.runs import cluster_of, small
@@ -45,7 +45,7 @@ PLANS: dict[str, dict[str, Any]] = {
 CHOSEN = ("between", "one-way", "one-way-transfers")
 
 
-def same(a: Flight, b: Flight) -> bool:
+def same(a: Simulation, b: Simulation) -> bool:
     return (a.periods_ps, a.accounts, a.breakdown) == (b.periods_ps, b.accounts, b.breakdown)
 
 
@@ -56,7 +56,10 @@ def test_skipping_changes_nothing(plan: str) -> None:
     assert repetitions(program) > 0
     skipped = []
     for name in CHOSEN:
-        found, whole = fly(program, run.cluster, PROFILES[name]), fly(program, run.cluster, PROFILES[name], skip=False)
+        found, whole = (
+            simulate(program, run.cluster, PROFILES[name]),
+            simulate(program, run.cluster, PROFILES[name], skip=False),
+        )
         assert same(found, whole), name
         assert whole.whole is None
         skipped += [name] if found.whole is not None and found.events < whole.events / 1.5 else []
@@ -64,7 +67,7 @@ def test_skipping_changes_nothing(plan: str) -> None:
 
 
 @st.composite
-def flights(draw: st.DrawFn) -> tuple[dict[str, Any], FakeProfile]:
+def simulations(draw: st.DrawFn) -> tuple[dict[str, Any], FakeProfile]:
     """Long steps of any plan; whose costs are what is drawn too, so that now one and now another is late."""
     pipeline, tensor, data = draw(st.sampled_from([1, 2, 3, 4])), draw(st.sampled_from([1, 2])), draw(st.integers(1, 2))
     interleaved = pipeline == 2 and draw(st.booleans())
@@ -94,26 +97,28 @@ def flights(draw: st.DrawFn) -> tuple[dict[str, Any], FakeProfile]:
 
 
 @settings(max_examples=12)
-@given(flights())
-def test_any_long_flight_is_the_same_skipped(drawn: tuple[dict[str, Any], FakeProfile]) -> None:
+@given(simulations())
+def test_any_long_simulation_is_the_same_skipped(drawn: tuple[dict[str, Any], FakeProfile]) -> None:
     plan, profile = drawn
     program, run = small(plan, layers=6 if plan["pipeline_parallel"] == 3 else 4)
-    assert same(fly(program, run.cluster, profile), fly(program, run.cluster, profile, skip=False))
+    assert same(simulate(program, run.cluster, profile), simulate(program, run.cluster, profile, skip=False))
 
 
 def test_skipped_is_the_same_fine_and_unfolded() -> None:
     program, run = small(PLANS["tp2-pp2-dp2"])
     for profile in (PROFILES["between"], PROFILES["one-way"]):
-        coarse = fly(program, run.cluster, profile)
-        assert same(coarse, fly(program, run.cluster, profile, coarse=False))
-        unfolded = fly(program, run.cluster, profile, unfold=True)
-        assert [unfolded.periods_ps[colour.rank] for colour in coarse.colours] == list(coarse.periods_ps)
+        coarse = simulate(program, run.cluster, profile)
+        assert same(coarse, simulate(program, run.cluster, profile, coarse=False))
+        unfolded = simulate(program, run.cluster, profile, unfold=True)
+        assert [unfolded.periods_ps[symmetry_class.rank] for symmetry_class in coarse.symmetry_classes] == list(
+            coarse.periods_ps
+        )
 
 
 def test_a_timeline_has_every_instruction_of_a_skipped_step() -> None:
     program, run = small(PLANS["pp2-deepspeed"])
-    skipped = fly(program, run.cluster, PROFILES["one-way"])
-    whole = fly(program, run.cluster, PROFILES["one-way"], skip=False)
+    skipped = simulate(program, run.cluster, PROFILES["one-way"])
+    whole = simulate(program, run.cluster, PROFILES["one-way"], skip=False)
     assert skipped.whole is not None
     assert rows(skipped) == rows(whole)
 
@@ -123,7 +128,7 @@ def test_more_micro_batches_take_no_more_events() -> None:
     events = []
     for micro_batches in (2000, 20000):
         program, run = small({"pipeline_parallel": 4, "global_batch_size": micro_batches})
-        events.append(fly(program, run.cluster, PROFILES["one-way"]).events)
+        events.append(simulate(program, run.cluster, PROFILES["one-way"]).events)
     assert events[0] == events[1]
 
 
@@ -131,15 +136,15 @@ def test_more_micro_batches_take_no_more_events() -> None:
 def test_work_that_slows_other_work_is_simulated_whole(device: str) -> None:
     program, _ = small(PLANS["one"])
     profile = FakeProfile() if device == "cpu" else PROFILES["both-ways"]
-    assert fly(program, cluster_of(program.world, device), profile).whole is None
+    assert simulate(program, cluster_of(program.world, device), profile).whole is None
 
 
 def test_replicas_that_drift_apart_are_simulated_whole() -> None:
     """Three replicas on nodes of four: one pipeline edge stays on its node, two cross; they meet once a step."""
     program, run = small({"pipeline_parallel": 2, "data_parallel": 3, "global_batch_size": 3 * 74})
     slow = FakeProfile(nic_bytes_per_s=1e8)
-    skipped, whole = fly(program, run.cluster, slow), fly(program, run.cluster, slow, skip=False)
-    assert len(skipped.colours) > 2
+    skipped, whole = simulate(program, run.cluster, slow), simulate(program, run.cluster, slow, skip=False)
+    assert len(skipped.symmetry_classes) > 2
     assert same(skipped, whole)
 
 

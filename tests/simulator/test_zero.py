@@ -9,9 +9,9 @@ import pytest
 
 from plan.run import Run
 from program import StepProgram, expand
-from simulator.flight import fly
+from simulator.simulation import simulate
 from tests.simulator.fakes import FakeProfile
-from tests.simulator.runs import flown_small, small
+from tests.simulator.runs import simulated_small, small
 
 RANKS = 4
 SHARDED = {"data_parallel": RANKS, "micro_batch_size": 1}
@@ -45,7 +45,7 @@ def test_states_of_a_rank(stage: int, gradient: str) -> None:
     g = 2 if gradient == "bf16" else 4
     whole, shared = ((2 + g + 12, 0), (2 + g, 12 + g), (2, 12 + g), (0, 2 + g + 12))[stage]
     program, run = small(SHARDED | {"zero_stage": stage, "gradient_dtype": gradient, "global_batch_size": RANKS})
-    parts = fly(program, run.cluster, FakeProfile()).memory[0].parts
+    parts = simulate(program, run.cluster, FakeProfile()).memory[0].parts
     kept = parts["weights"] + parts["gradients"] + parts["optimizer"]
     assert kept == pytest.approx(numbers(program) * (whole + shared / RANKS), rel=1e-12)
 
@@ -89,7 +89,7 @@ def test_a_tied_table_is_reduced_by_both_its_users() -> None:
 def test_weights_travel_while_the_unit_before_computes() -> None:
     plan = SHARDED | {"zero_stage": 3, "global_batch_size": RANKS}
     ahead, late = (
-        flown_small(plan | {"communication": {"overlap": overlap}}, FakeProfile(issue_s=1e-8), layers=8)
+        simulated_small(plan | {"communication": {"overlap": overlap}}, FakeProfile(issue_s=1e-8), layers=8)
         for overlap in (True, False)
     )
     assert ahead.step_time_s < late.step_time_s
@@ -116,7 +116,7 @@ def test_what_is_on_the_host() -> None:
     """fp32 master and moments, the gradient, and the 16-bit weights: 12 + 4 + 2 bytes of this rank's share, while the
     device keeps the shard of gradients that it adds up and nothing else."""
     program, run = small(SHARDED | {"zero_stage": 3, "global_batch_size": RANKS * 2} | OFFLOAD)
-    memory = fly(program, run.cluster, FakeProfile()).memory[0]
+    memory = simulate(program, run.cluster, FakeProfile()).memory[0]
     share = numbers(program) // RANKS
     assert memory.host_bytes == 18 * share + 8  # and two numbers: norm and loss
     assert (memory.parts["weights"], memory.parts["gradients"], memory.parts["optimizer"]) == (0, 4 * share, 0)
@@ -128,7 +128,7 @@ def test_a_slow_host_is_waited_for_and_nothing_else_is() -> None:
     program, run = small(plan)
     free = {"copy_bytes_per_s": 1e18}
     run = replace(run, cluster=replace(run.cluster, pcie_gb_s=1e9))
-    fast, slow = (fly(program, run.cluster, FakeProfile(host_bytes_per_s=rate, **free)) for rate in (1e18, 1e9))
+    fast, slow = (simulate(program, run.cluster, FakeProfile(host_bytes_per_s=rate, **free)) for rate in (1e18, 1e9))
     added = 30 * numbers(program) / 1e9
     assert slow.step_time_s - fast.step_time_s == pytest.approx(added, rel=1e-6)
     assert slow.breakdown["exposed_offload"] * slow.step_time_s == pytest.approx(
@@ -140,16 +140,16 @@ def test_weights_go_back_beside_the_next_step() -> None:
     """Of as many copies as buckets only the last is not beside a step of the host."""
     plan = SHARDED | {"zero_stage": 3, "global_batch_size": RANKS, "offload": {"optimizer": "cpu"}}
     program, run = small(plan, layers=8)
-    flight = fly(program, run.cluster, FakeProfile(host_bytes_per_s=2e9, copy_bytes_per_s=2e10))
+    simulation = simulate(program, run.cluster, FakeProfile(host_bytes_per_s=2e9, copy_bytes_per_s=2e10))
     ends: dict[str, list[float]] = {}
-    for row in flight.timeline([0]).rows():
+    for row in simulation.timeline([0]).rows():
         ends.setdefault(row.stream, []).append(row.end_s)
     assert len(ends["h2d"]) == len(ends["cpu"]) == len(program.classes[0].buckets)
     assert sum(end > max(ends["cpu"]) for end in ends["h2d"]) == 1
 
 
 def _step_s(program: StepProgram, run: Run) -> float:
-    return fly(program, run.cluster, FakeProfile()).step_time_s
+    return simulate(program, run.cluster, FakeProfile()).step_time_s
 
 
 def test_a_fraction_stays_on_the_device() -> None:
@@ -166,5 +166,5 @@ def test_a_fraction_stays_on_the_device() -> None:
 def test_gpus_behind_one_link_share_it() -> None:
     plan = SHARDED | {"zero_stage": 3, "global_batch_size": RANKS} | OFFLOAD
     fast = FakeProfile(copy_bytes_per_s=1e12)
-    alone, shared = (flown_small(plan, fast, {"pcie_gb_s": 1, "gpus_per_pcie": n}).step_time_s for n in (1, 2))
+    alone, shared = (simulated_small(plan, fast, {"pcie_gb_s": 1, "gpus_per_pcie": n}).step_time_s for n in (1, 2))
     assert shared > 1.5 * alone

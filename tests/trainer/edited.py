@@ -61,14 +61,14 @@ EDITS: dict[str, Callable[[StepProgram], StepProgram]] = {
 
 
 @dataclass(frozen=True)
-class Flown:
+class Trained:
     """What a rank did under an edited program."""
 
     losses: list[float]
     rows: Start
 
 
-def fly_edited(rank: int, run: Run, edit: str, steps: int) -> Flown | None:
+def train_edited(rank: int, run: Run, edit: str, steps: int) -> Trained | None:
     """Train under the edited program on this rank, recording the last step."""
     executor = make_executor(rank, run, EDITS[edit](compile_run(run)))
     if executor is None:
@@ -77,4 +77,4 @@ def fly_edited(rank: int, run: Run, edit: str, steps: int) -> Flown | None:
     labels = {op.id: op.label for op in executor.ops}
     rows = {labels[i]: (s.issued_s, s.start_s, s.end_s) for i, s in results[-1].stamps.items()}
     executor.close()
-    return Flown([r.loss for r in results], rows)
+    return Trained([r.loss for r in results], rows)

@@ -29,7 +29,7 @@ def graphed(run: Run) -> Run:
     return replace(run, plan=replace(run.plan, cuda_graph=True))
 
 
-def fly(executor: Executor) -> tuple[list[StepResult], dict[str, torch.Tensor]]:
+def trained(executor: Executor) -> tuple[list[StepResult], dict[str, torch.Tensor]]:
     results = [executor.step(step, step in RECORDED) for step in range(STEPS)]
     weights = {name: weight.clone() for name, weight in executor.parameters().items()}
     executor.close()
@@ -52,10 +52,10 @@ def test_replayed_steps_are_the_issued_ones(
     monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], plan: dict[str, Any]
 ) -> None:
     run = make_run(model, plan)
-    expected, weights = fly(Executor(compile_run(run), job_of(run), 0, {}, text(run)))
+    expected, weights = trained(Executor(compile_run(run), job_of(run), 0, {}, text(run)))
     device = install(monkeypatch)
     executor = OnStreams(compile_run(graphed(run)), job_of(run), 0, {}, text(run))
-    results, found = fly(executor)
+    results, found = trained(executor)
     assert [(r.loss, r.grad_norm) for r in results] == [(r.loss, r.grad_norm) for r in expected]
     assert all(torch.equal(found[name], weights[name]) for name in weights)
     assert device.asked["replay"] == 2 * (STEPS - WARM_STEPS)  # a short graph and a long one
@@ -110,7 +110,7 @@ def losses(rank: int, run: Run) -> list[float] | None:
             install(patch)
             kind = OnStreams
         executor = make_executor(rank, run, kind=kind)
-        return None if executor is None else [result.loss for result in fly(executor)[0]]
+        return None if executor is None else [result.loss for result in trained(executor)[0]]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""One program, two interpreters: an edit of the program shows in both timelines, and an unsound one never flies."""
+"""One program, two interpreters: an edit of the program shows in both timelines, and an unsound one never runs."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ import pytest
 from compiler import compile_run
 from plan.run import Run
 from program.proofs import ProofError, prove
-from simulator.flight import fly
+from simulator.simulation import simulate
 from tests.simulator.fakes import FakeProfile
 from tests.simulator.runs import cluster_of
-from tests.trainer.edited import EDITS, Flown, fly_edited
+from tests.trainer.edited import EDITS, Trained, train_edited
 from tests.trainer.pool import Pool
 from tests.trainer.ranks import LLAMA, make_run
 
@@ -18,15 +18,15 @@ Rows = dict[str, tuple[float, float, float]]
 
 
 def predicted(run: Run, edit: str, rank: int) -> Rows:
-    """label -> issued, start, end of a rank under the edited program, flown on a made-up GPU."""
+    """label -> issued, start, end of a rank under the edited program, simulated on a made-up GPU."""
     program = EDITS[edit](compile_run(run))
-    flight = fly(program, cluster_of(run.plan.world), FakeProfile(issue_s=1e-7))  # type: ignore[arg-type]
-    timeline = flight.timeline([rank])
+    simulation = simulate(program, cluster_of(run.plan.world), FakeProfile(issue_s=1e-7))  # type: ignore[arg-type]
+    timeline = simulation.timeline([rank])
     return {row.label: (row.issued_s, row.start_s, row.end_s) for row in timeline.rows()}
 
 
-def measured(pool: Pool, run: Run, edit: str) -> list[Flown]:
-    return pool.run(fly_edited, run, edit, 3)[: run.plan.world]
+def measured(pool: Pool, run: Run, edit: str) -> list[Trained]:
+    return pool.run(train_edited, run, edit, 3)[: run.plan.world]
 
 
 def both(pool: Pool, run: Run, edit: str, rank: int) -> tuple[Rows, Rows]:

@@ -1,4 +1,4 @@
-"""`windtunnel compare` and `windtunnel check` on run folders, whose measurement is a flight with a profile of known
+"""`windtunnel compare` and `windtunnel check` on run folders, whose measurement is a simulation with a profile of known
 difference."""
 
 import json
@@ -11,7 +11,7 @@ import yaml
 
 from program.timeline import Timeline, load, save
 from tests.windtunnel.conftest import TINY
-from tests.windtunnel.flights import profile_file, run_folder
+from tests.windtunnel.simulatings import profile_file, run_folder
 from tests.windtunnel.test_schemas import obeys
 
 Call = Callable[..., Any]

@@ -15,12 +15,12 @@ from calibration.profile import load_profile
 from compiler import compile_run
 from plan.run import load
 from program.errors import InputError
-from simulator.flight import fly
+from simulator.simulation import simulate
 from tests.soak import Counts, soaking
 from validation import published
 from validation.conventions import CONVENTIONS, chosen, convention
 from validation.feasibility import feasibility
-from validation.flying import Flyer
+from validation.forecaster import Forecaster
 from validation.published import Published
 from validation.rows import convert, run_dict, units_by_cost
 from validation.score import errors, rank_correlation, scoreboard, training_runs
@@ -148,8 +148,8 @@ def test_rank_correlation_is_spearmans(pairs: list[tuple[int, int]]) -> None:
 def test_a_long_step_is_the_step_whose_micro_batches_are_all_simulated(name: str) -> None:
     run = convert(row(name)).run
     assert run is not None
-    found = Flyer().fly(run)
-    whole = fly(compile_run(run), run.cluster, load_profile("h100"), skip=False)
+    found = Forecaster().simulate(run)
+    whole = simulate(compile_run(run), run.cluster, load_profile("h100"), skip=False)
     assert found.step_time_s == whole.step_time_s
     assert found.memory_bytes["allocated"] == max(stage.peak_allocated_bytes for stage in whole.memory)
 
@@ -187,7 +187,7 @@ def test_rows_a_profile_was_fitted_on_are_not_scored() -> None:
     profile = replace(
         profile, file=profile.file.model_copy(update={"sources": {**profile.file.sources, source: fitted}})
     )
-    board = scoreboard(published.named(ROWS, SMALL[:2]), Flyer(profile))
+    board = scoreboard(published.named(ROWS, SMALL[:2]), Forecaster(profile))
     assert [r.id for r in board.rows] == [SMALL[1]]
     assert board.profiles[0].calibrated_on == (SMALL[0],)
     assert board.sources[0].unscored[0].reason == "calibration data of the profile"
@@ -202,32 +202,32 @@ def test_calibration_rows_are_named_singly_or_as_a_range() -> None:
 
 def test_runs_that_worked_fit_and_failed_ones_are_told_apart() -> None:
     names = [r.id for r in ROWS if r.file == "nanotron_playbook" and r.text("n_gpus") == "8" and "8.86B" in r.id]
-    (found,) = feasibility(published.named(ROWS, names), Flyer())
+    (found,) = feasibility(published.named(ROWS, names), Forecaster())
     assert found.ran > 5
     assert found.ran_forecast_to_fit == found.ran
     assert found.failed > found.failed_forecast_not_to_fit > 0
     assert found.ran + found.failed + found.undecided == len(names)
 
 
-def test_memory_alone_is_the_memory_of_a_flight() -> None:
+def test_memory_alone_is_the_memory_of_a_simulation() -> None:
     run = convert(row("nanotron-1.34B-n8-dp4-tp1-pp2-z1-mb1-ga64")).run
     assert run is not None
-    assert Flyer().memory(run) == Flyer().fly(run).memory_bytes
+    assert Forecaster().memory(run) == Forecaster().simulate(run).memory_bytes
 
 
 def test_a_framework_holds_what_its_source_says_beyond_the_program() -> None:
     """nanotron: gradient buckets where replicas reduce, silu's output in flight, a copy of fp32 logits at the loss."""
     run = convert(row("nanotron-1.34B-n8-dp8-tp1-pp1-z0-mb1-ga32")).run
     assert run is not None
-    plain, theirs = Flyer().memory(run), Flyer().memory(run, "nanotron")
+    plain, theirs = Forecaster().memory(run), Forecaster().memory(run, "nanotron")
     parameters, tokens = run.model.parameters(), 4096
     expected = 2 * parameters + 16 * tokens * 8192 * 2 + tokens * 131072 * 4
     assert theirs["allocated"] - plain["allocated"] == pytest.approx(expected, rel=0.01)
     alone = replace(run, plan=replace(run.plan, data_parallel=1, global_batch_size=32))
-    assert Flyer().memory(alone, "nanotron")["allocated"] < theirs["allocated"] - parameters
+    assert Forecaster().memory(alone, "nanotron")["allocated"] < theirs["allocated"] - parameters
 
 
-def test_rows_on_a_network_of_their_own_are_flown_on_it() -> None:
+def test_rows_on_a_network_of_their_own_are_simulated_on_it() -> None:
     """The source's own scan over nodes: between 4 nodes 160 GB/s a node (nccl-0698); on one node nothing changes."""
     several = next(r for r in ROWS if convert(r).source == "nanotron-nodes" and r.text("n_gpus") == "32")
     assert run_dict(several)["cluster"]["nics"] == {"count": 1, "bandwidth_gb_s": 160.14}
@@ -255,12 +255,12 @@ def test_frameworks_named_by_a_source_are_known() -> None:
 def test_kernels_of_the_source_are_slower_than_fused_ones() -> None:
     run = convert(row("nanotron-1.34B-n8-dp4-tp1-pp2-z1-mb1-ga64")).run
     assert run is not None
-    flyer = Flyer()
-    assert flyer.fly(run, "nanotron").step_time_s > 1.05 * flyer.fly(run).step_time_s
+    forecaster = Forecaster()
+    assert forecaster.simulate(run, "nanotron").step_time_s > 1.05 * forecaster.simulate(run).step_time_s
 
 
 def test_the_readme_table_is_printed_by_a_command() -> None:
-    printed = markdown(scoreboard(published.named(ROWS, SMALL[:2]), Flyer()))
+    printed = markdown(scoreboard(published.named(ROWS, SMALL[:2]), Forecaster()))
     head, rule, *lines = printed.splitlines()
     assert head.count("|") == rule.count("|") == lines[0].count("|")
     assert len(lines) == len({convert(row(name)).source for name in SMALL[:2]})
@@ -270,7 +270,7 @@ def test_the_readme_table_is_printed_by_a_command() -> None:
 def test_errors_follow_the_profile() -> None:
     run = convert(row(SMALL[1])).run
     assert run is not None
-    once, thrice = (Flyer(load_profile("a100-80gb").scaled(factor)).fly(run) for factor in (1.0, 3.0))
+    once, thrice = (Forecaster(load_profile("a100-80gb").scaled(factor)).simulate(run) for factor in (1.0, 3.0))
     assert thrice.step_time_s == pytest.approx(3 * once.step_time_s, rel=1e-6)
     assert thrice.memory_bytes == once.memory_bytes
 

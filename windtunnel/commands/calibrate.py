@@ -136,7 +136,7 @@ def _unwritten(path: Path | None, error: OSError) -> InputError:
 def calibrated(path: Path, seconds: float) -> Calibrated:
     """The result record of a profile file."""
     from calibration.profile import load_profile
-    from reports.flight_report import profile_hash
+    from reports.forecast_report import profile_hash
     from windtunnel.results import Calibrated
 
     profile = load_profile(str(path))

@@ -27,7 +27,7 @@ def compare(
 ) -> int:
     """Predicted against measured: step time, operation classes, instructions, worst first; skew apart.
 
-    With a run folder, its run.yaml is flown with the profile named in the header of the measured timeline.
+    With a run folder, its run.yaml is simulated with the profile named in the header of the measured timeline.
     """
     from program.files import reading_up_to
     from windtunnel.comparing import compare_command

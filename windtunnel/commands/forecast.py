@@ -29,7 +29,7 @@ def forecast(
         Flops, typer.Option(help="FLOP convention of MFU and HFU; exact counts causal attention at half.")
     ] = Flops.exact,
     unfold: Annotated[
-        bool, typer.Option("--unfold", help="Fly every rank instead of one of each kind (slow, equal).")
+        bool, typer.Option("--unfold", help="Simulate every rank instead of one of each kind (slow, equal).")
     ] = False,
     timeline: Annotated[
         str, typer.Option(metavar="FILE", help="Also save the predicted timeline (.json.gz).", show_default=False)
@@ -44,12 +44,12 @@ def forecast(
     from windtunnel.source import RunSource
 
     source = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read))
-    flown = api.fly(source.load(), profile=profile or None, unfold=unfold)
-    result = api.forecast_of(flown, flops=flops.value, notes=source.notes, warnings=source.warnings)
+    simulated = api.simulate(source.load(), profile=profile or None, unfold=unfold)
+    result = api.forecast_of(simulated, flops=flops.value, notes=source.notes, warnings=source.warnings)
     if timeline:
-        api.save_timeline(flown, timeline)
+        api.save_timeline(simulated, timeline)
     if trace:
-        api.save_trace([flown.timeline()], trace)
+        api.save_trace([simulated.timeline()], trace)
     if as_json:
         output.emit_json(result)
     else:

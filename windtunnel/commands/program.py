@@ -38,7 +38,7 @@ def program(
     """Print the step program of a rank: every instruction, in host issue order, with waits and kernel calls."""
     from program.text import program_text, schedule_csv
     from windtunnel import output
-    from windtunnel.flight import compile_run
+    from windtunnel.simulating import compile_run
     from windtunnel.source import RunSource
 
     source = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read))

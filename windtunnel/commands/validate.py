@@ -39,14 +39,14 @@ def validate(
     from validation import published, table
     from validation.conventions import chosen
     from validation.feasibility import feasibility
-    from validation.flying import Flyer
+    from validation.forecaster import Forecaster
     from validation.score import scoreboard
     from windtunnel import output
 
-    rows, flyer = chosen(published.read(), source, row), Flyer(profile or None)
-    board = scoreboard(rows, flyer, _progress)
+    rows, forecaster = chosen(published.read(), source, row), Forecaster(profile or None)
+    board = scoreboard(rows, forecaster, _progress)
     if failed:
-        board = replace(board, feasibility=feasibility(rows, flyer))
+        board = replace(board, feasibility=feasibility(rows, forecaster))
     if as_json:
         output.emit_json(board)
     else:
@@ -61,4 +61,4 @@ def _progress(cases: Iterable[Case]) -> Iterable[Case]:
     from rich.console import Console
     from rich.progress import track
 
-    return track(list(cases), description="flying", console=Console(stderr=True), transient=True)
+    return track(list(cases), description="simulating", console=Console(stderr=True), transient=True)

@@ -1,4 +1,4 @@
-"""Flies a case: predicted step time, interval and memory of one published row.
+"""Simulates a case: predicted step time, interval and memory of one published row.
 
 A row may run thousands of micro-batches a step; the simulator leaves out those of the steady state. Compiled programs
 are kept by (model, plan), profiles by name.
@@ -18,13 +18,14 @@ from program import StepProgram
 
 if TYPE_CHECKING:
     from calibration.profile import Allocator, Profile
-    from simulator.flight import Flight
     from simulator.memory import StageMemory
+    from simulator.simulation import Simulation
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What a flight says of a run. `memory_bytes` by what a source may have measured: allocated, reserved, device."""
+    """What a simulation says of a run. `memory_bytes` by what a source may have measured: allocated, reserved,
+    device."""
 
     step_time_s: float
     interval_s: tuple[float, float]
@@ -33,8 +34,8 @@ class Predicted:
 
 
 @dataclass(slots=True)
-class Flyer:
-    """Flies runs with the profile each cluster names, or with `profile` for all of them."""
+class Forecaster:
+    """Simulates runs with the profile each cluster names, or with `profile` for all of them."""
 
     profile: Any = None
     _loaded: dict[str, Profile] = field(default_factory=dict)
@@ -50,35 +51,35 @@ class Flyer:
             self._loaded[given] = load_profile(given)
         return self._loaded[given]
 
-    def fly(self, run: Run, framework: str = "") -> Predicted:
+    def simulate(self, run: Run, framework: str = "") -> Predicted:
         """Step time, interval and memory of a run, with the kernels of a framework that is none of ours."""
         return self._predicted(run, framework)
 
     def memory(self, run: Run, framework: str = "") -> dict[str, float]:
-        """Peak memory of a run in bytes, without flying it in time."""
+        """Peak memory of a run in bytes, without simulating it in time."""
         from calibration.workspace import NOTHING
-        from simulator.memory import fly_memory
+        from simulator.memory import simulate_memory
 
         profile = self.profile_of(run)
         allocator, workspace = profile.allocator, NOTHING if framework else profile.workspace(run.plan.kernels)
-        stages = [fly_memory(stage, allocator, workspace) for stage in _program(run.model, run.plan).classes]
+        stages = [simulate_memory(stage, allocator, workspace) for stage in _program(run.model, run.plan).classes]
         return _peaks(stages, allocator, held_beyond(run, framework))
 
-    def _flight(self, run: Run, framework: str) -> Flight:
+    def _simulation(self, run: Run, framework: str) -> Simulation:
         from calibration.frameworks import FRAMEWORKS
-        from simulator.flight import fly
+        from simulator.simulation import simulate
 
         profile = self.profile_of(run)
         key = f"{profile.name} {framework}"
         if framework and key not in self._loaded:
             self._loaded[key] = profile.with_kernels_of(FRAMEWORKS[framework])
-        return fly(_program(run.model, run.plan), run.cluster, self._loaded[key] if framework else profile)
+        return simulate(_program(run.model, run.plan), run.cluster, self._loaded[key] if framework else profile)
 
     def _predicted(self, run: Run, framework: str) -> Predicted:
-        flight = self._flight(run, framework)
-        interval = (flight.interval.low_s, flight.interval.high_s)
-        memory = _peaks(flight.memory, flight.profile.allocator, held_beyond(run, framework))
-        return Predicted(flight.step_time_s, interval, memory, dict(flight.breakdown))
+        simulation = self._simulation(run, framework)
+        interval = (simulation.interval.low_s, simulation.interval.high_s)
+        memory = _peaks(simulation.memory, simulation.profile.allocator, held_beyond(run, framework))
+        return Predicted(simulation.step_time_s, interval, memory, dict(simulation.breakdown))
 
 
 def held_beyond(run: Run, framework: str) -> Callable[[StageMemory], int]:

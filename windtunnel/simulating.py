@@ -1,4 +1,4 @@
-"""A run compiled, proved and flown with a profile's costs; its report, timeline and trace."""
+"""A run compiled, proved and simulated with a profile's costs; its report, timeline and trace."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from calibration.profile import Profile
     from program.timeline import Timeline
     from reports.forecast import Forecast
-    from simulator.flight import Flight
+    from simulator.simulation import Simulation
 
 RunLike = Run | str | Path
 
 
 @dataclass(frozen=True, slots=True)
-class Flown:
-    """A flown run: what was flown, with what, and how it went."""
+class SimulatedRun:
+    """A simulated run: what was simulated, with what, and how it went."""
 
     run: Run
     program: StepProgram
     profile: Profile
-    flight: Flight
+    simulation: Simulation
 
     def timeline(self) -> Timeline:
         """The predicted timeline; its header says the run."""
-        return self.flight.timeline(run=self.run.to_dict())
+        return self.simulation.timeline(run=self.run.to_dict())
 
 
 def compile_run(run: Run) -> StepProgram:
@@ -41,16 +41,16 @@ def compile_run(run: Run) -> StepProgram:
     return compile_proved(run)
 
 
-def fly(run: RunLike, overrides: Sequence[str] = (), *, profile: Any = None, unfold: bool = False) -> Flown:
-    """Compile, prove and fly a run. `profile`: a Profile, a shipped name or a file; by default the one the cluster
+def simulate(run: RunLike, overrides: Sequence[str] = (), *, profile: Any = None, unfold: bool = False) -> SimulatedRun:
+    """Compile, prove and simulate a run. `profile`: a Profile, a shipped name or a file; by default the one the cluster
     names."""
-    from simulator.flight import fly as simulate
+    from simulator.simulation import simulate as simulate
 
     run = run_of(run, overrides)
     priced = _priced(run, profile)
     program = compile_run(run)
     try:
-        return Flown(run, program, priced, simulate(program, run.cluster, priced, unfold=unfold))
+        return SimulatedRun(run, program, priced, simulate(program, run.cluster, priced, unfold=unfold))
     except OverflowError:
         raise InputError(
             f"the step takes longer than any time that can be told: a rate in profile {priced.name} or a bandwidth of "
@@ -59,7 +59,7 @@ def fly(run: RunLike, overrides: Sequence[str] = (), *, profile: Any = None, unf
 
 
 def _priced(run: Run, given: Any) -> Profile:
-    """The profile that a run is flown with; raises InputError when it is of another kind of device."""
+    """The profile that a run is simulated with; raises InputError when it is of another kind of device."""
     from calibration.profile import load_profile
 
     try:
@@ -106,19 +106,27 @@ def run_of(run: RunLike, overrides: Sequence[str]) -> Run:
 
 
 def forecast_of(
-    flown: Flown, *, flops: str = "exact", notes: Sequence[str] = (), warnings: Sequence[str] = ()
+    simulated: SimulatedRun, *, flops: str = "exact", notes: Sequence[str] = (), warnings: Sequence[str] = ()
 ) -> Forecast:
-    """The report of a flight."""
-    from reports.flight_report import report
+    """The report of a simulation."""
+    from reports.forecast_report import report
 
-    return report(flown.run, flown.program, flown.profile, flown.flight, flops=flops, notes=notes, warnings=warnings)
+    return report(
+        simulated.run,
+        simulated.program,
+        simulated.profile,
+        simulated.simulation,
+        flops=flops,
+        notes=notes,
+        warnings=warnings,
+    )
 
 
-def save_timeline(flown: Flown, path: str | Path) -> None:
-    """Write the predicted timeline of a flight (.json.gz)."""
+def save_timeline(simulated: SimulatedRun, path: str | Path) -> None:
+    """Write the predicted timeline of a simulation (.json.gz)."""
     from program.timeline import save
 
-    _writing(lambda: save(flown.timeline(), path), path)
+    _writing(lambda: save(simulated.timeline(), path), path)
 
 
 def save_trace(timelines: Sequence[Timeline], path: str | Path) -> None:

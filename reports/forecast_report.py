@@ -1,4 +1,4 @@
-"""From a flight to the forecast record: throughput, utilisation, memory, cost, warnings. Arithmetic only."""
+"""From a simulation to the forecast record: throughput, utilisation, memory, cost, warnings. Arithmetic only."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from reports.unread import unread
 
 if TYPE_CHECKING:
     from calibration.profile import Profile
-    from simulator.flight import Flight
     from simulator.memory import StageMemory
+    from simulator.simulation import Simulation
 
 GIB = 2.0**30
 BORDERLINE = 0.05
@@ -39,32 +39,32 @@ def report(
     run: Run,
     program: StepProgram,
     profile: Profile,
-    flight: Flight,
+    simulation: Simulation,
     *,
     flops: str = "exact",
     notes: Sequence[str] = (),
     warnings: Sequence[str] = (),
 ) -> Forecast:
-    """The forecast record of a flight. `flops`: exact, megatron or palm; `notes` and `warnings`: an importer's."""
+    """The forecast record of a simulation. `flops`: exact, megatron or palm; `notes` and `warnings`: an importer's."""
     if flops not in CONVENTIONS:
         raise InputError(f"FLOP convention {flops!r} is not known; use one of {', '.join(CONVENTIONS)}")
     convention = cast(Convention, flops)
-    step, gpus = flight.step_time_s, program.world
+    step, gpus = simulation.step_time_s, program.world
     rate = 1.0 / step if step > 0 else float("inf")
     model_tflops = model_flops_per_step(run, convention) * rate / gpus / 1e12
     hardware_tflops = hardware_flops_per_step(run, convention) * rate / gpus / 1e12
     peak = peak_tflops(run, profile)
-    priced = flight.profile
+    priced = simulation.profile
     peaks.refuse_impossible(run, program, priced, step, peak)
-    memory = _memory(run, profile, flight)
+    memory = _memory(run, profile, simulation)
     steps = steps_of(run.budget.tokens, run.tokens_per_step, run.train.steps)
     cost = cost_of(step, steps, gpus, run.price_per_gpu_hour)
     _refuse_infinite(run, profile, cost, memory)
     return Forecast(
         step_time_s=step,
-        step_time_interval_s=(flight.interval.low_s, flight.interval.high_s),
-        step_time_interval_level=flight.interval.level,
-        doubts=tuple(PriceDoubt(doubt.what, doubt.share, doubt.sigma) for doubt in flight.interval.doubts),
+        step_time_interval_s=(simulation.interval.low_s, simulation.interval.high_s),
+        step_time_interval_level=simulation.interval.level,
+        doubts=tuple(PriceDoubt(doubt.what, doubt.share, doubt.sigma) for doubt in simulation.interval.doubts),
         tokens_per_s=run.tokens_per_step * rate,
         tokens_per_s_per_gpu=run.tokens_per_step * rate / gpus,
         model_tflops_per_gpu=model_tflops,
@@ -76,7 +76,7 @@ def report(
         parameters=run.model.parameters(),
         gpus=gpus,
         memory=memory,
-        time=TimeShares(**flight.breakdown),
+        time=TimeShares(**simulation.breakdown),
         cost=cost,
         warnings=(*warnings, *_doubts(run, priced, memory), *_unpriced(run, program, priced)),
         notes=(*notes, *rounded.notes(run, program)),
@@ -146,11 +146,11 @@ def _rate(point: Sequence[float]) -> float:
     return 2 * batch * m * n * k / seconds
 
 
-def _memory(run: Run, profile: Profile, flight: Flight) -> Memory:
-    stages: Sequence[StageMemory] = flight.memory
+def _memory(run: Run, profile: Profile, simulation: Simulation) -> Memory:
+    stages: Sequence[StageMemory] = simulation.memory
     context = profile.allocator.context_bytes
     reserved = max(stage.peak_reserved_bytes for stage in stages)
-    capacity, host = run.cluster.gpu_memory_gib * GIB, _host_bytes(run, flight)
+    capacity, host = run.cluster.gpu_memory_gib * GIB, _host_bytes(run, simulation)
     spare = run.cluster.host.memory_gib * GIB
     if run.cluster.device == "cpu":  # its devices are the host's memory too
         spare -= reserved * run.cluster.gpus_per_node
@@ -180,10 +180,10 @@ def _stage(stage: StageMemory) -> Stage:
     return Stage(stage=stage.stage, peak_gib=stage.peak_allocated_bytes / GIB, peak_at=stage.where, **parts)
 
 
-def _host_bytes(run: Run, flight: Flight) -> int:
+def _host_bytes(run: Run, simulation: Simulation) -> int:
     """The fullest node's host memory: what its ranks keep there."""
     of_node: dict[int, int] = {}
-    for rank, number in enumerate(flight.program.class_of):
+    for rank, number in enumerate(simulation.program.class_of):
         node = run.cluster.node_of(rank)
-        of_node[node] = of_node.get(node, 0) + flight.memory[number].host_bytes
+        of_node[node] = of_node.get(node, 0) + simulation.memory[number].host_bytes
     return max(of_node.values())

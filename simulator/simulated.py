@@ -1,6 +1,6 @@
-"""What a flight leaves behind: how long each colour of ranks took, and what its time went to.
+"""What a simulation leaves behind: how long each symmetry class of ranks took, and what its time went to.
 
-What is worked out of it (`simulator.interval`, `simulator.timeline`) reads this; `simulator.flight` makes it.
+What is worked out of it (`simulator.interval`, `simulator.timeline`) reads this; `simulator.simulation` makes it.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ from program import StepProgram
 from program.cluster import Cluster
 from simulator.breakdown import CLASSES, fractions
 from simulator.clock import seconds
-from simulator.engine import RankFlight
-from simulator.fold import Colour
+from simulator.engine import RankSimulation
+from simulator.fold import SymmetryClass
 
 
 @dataclass(frozen=True)
-class Flown:
-    """What a program did. Times in seconds; `periods_ps` and `accounts` are those of each colour, in picoseconds."""
+class Simulated:
+    """What a program did. Times in seconds; `periods_ps` and `accounts` are those of each symmetry class, in
+    picoseconds."""
 
     program: StepProgram
     cluster: Cluster
     profile: Profile
-    colours: tuple[Colour, ...]
+    symmetry_classes: tuple[SymmetryClass, ...]
     periods_ps: tuple[int, ...]
     accounts: tuple[tuple[int, ...], ...]
     events: int
-    ranks: tuple[RankFlight, ...] = field(repr=False, compare=False)
+    ranks: tuple[RankSimulation, ...] = field(repr=False, compare=False)
 
     @property
     def step_time_s(self) -> float:
@@ -39,7 +40,7 @@ class Flown:
     def breakdown(self) -> dict[str, float]:
         """The ten `time` fractions: mean over ranks of exclusive critical time; they sum to 1."""
         totals = [0] * len(CLASSES)
-        for colour, account in zip(self.colours, self.accounts, strict=True):
+        for symmetry_class, account in zip(self.symmetry_classes, self.accounts, strict=True):
             for index, time in enumerate(account):
-                totals[index] += time * len(colour.ranks)
+                totals[index] += time * len(symmetry_class.ranks)
         return fractions(totals)

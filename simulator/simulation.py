@@ -1,11 +1,11 @@
-"""Flying a program: from a step program, a cluster and a profile to a `Flight`.
+"""Simulating a program: from a step program, a cluster and a profile to a `Simulation`.
 
-    flight = fly(compile_run(run), run.cluster, load_profile("h100"))
-    flight.step_time_s, flight.breakdown["bubble"], flight.memory[0].peak_bytes
+    simulation = simulate(compile_run(run), run.cluster, load_profile("h100"))
+    simulation.step_time_s, simulation.breakdown["bubble"], simulation.memory[0].peak_bytes
 
 Two periods are simulated and the second is reported: the time between two STEPs on a rank, in the steady state of a
 long job. Of thousands of micro-batches as many are simulated as it takes until they repeat (`simulator.steady`). The
-flight keeps what each colour of ranks did; instruction rows are expanded only when a timeline is asked for.
+simulation keeps what each symmetry class of ranks did; instruction rows are expanded only when a timeline is asked for.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from program.timeline import Timeline
 from simulator.clock import picoseconds
 from simulator.coarsen import Cut, cut, fine_calls, waited_ports
 from simulator.costs import Pricer
-from simulator.engine import Engine, Lane, RankFlight
-from simulator.flown import Flown
-from simulator.fold import Colour, fold
+from simulator.engine import Engine, Lane, RankSimulation
+from simulator.fold import SymmetryClass, fold
 from simulator.interval import Interval, interval
-from simulator.memory import StageMemory, fly_memory
+from simulator.memory import StageMemory, simulate_memory
 from simulator.nodes import NotInStep
 from simulator.sharing import Contention
+from simulator.simulated import Simulated
 from simulator.steady import Shift, reach_of, shift_of
 from simulator.timeline import predicted_timeline
 
@@ -45,18 +45,18 @@ FEWEST = 4  # repetitions of a steady state that are simulated at least
 
 
 @dataclass(frozen=True)
-class Flight(Flown):
+class Simulation(Simulated):
     """What a program did, and what follows from it: memory, an interval, a timeline. `whole` simulates what was
     skipped, if anything was; `events` are those simulated."""
 
-    whole: Callable[[], Flight] | None = field(default=None, repr=False, compare=False)
+    whole: Callable[[], Simulation] | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def memory(self) -> tuple[StageMemory, ...]:
         """Memory of each class (pipeline stage)."""
         with gc_paused():
             workspace = self.profile.workspace(self.program.execution.kernels)
-            return tuple(fly_memory(stage, self.profile.allocator, workspace) for stage in self.program.classes)
+            return tuple(simulate_memory(stage, self.profile.allocator, workspace) for stage in self.program.classes)
 
     @cached_property
     def interval(self) -> Interval:
@@ -64,20 +64,20 @@ class Flight(Flown):
         return interval(self)
 
     def timeline(self, ranks: Sequence[int] | None = None, run: Mapping[str, object] | None = None) -> Timeline:
-        """The predicted timeline of the second period: one rank of every colour, or of those that hold `ranks`. `run`
-        is what its header says of the run, as plain values."""
+        """The predicted timeline of the second period: one rank of every symmetry class, or of those that hold `ranks`.
+        `run` is what its header says of the run, as plain values."""
         return predicted_timeline(self._all, ranks, run or {})
 
     @cached_property
-    def _all(self) -> Flight:
-        """The flight in which every instruction has its times."""
+    def _all(self) -> Simulation:
+        """The simulation in which every instruction has its times."""
         if self.whole is None:
             return self
         with gc_paused():
             return self.whole()
 
 
-def fly(
+def simulate(
     program: StepProgram,
     cluster: Cluster,
     profile: Profile,
@@ -85,14 +85,14 @@ def fly(
     unfold: bool = False,
     coarse: bool = True,
     skip: bool = True,
-) -> Flight:
+) -> Simulation:
     """Simulate two periods of a program. `unfold` simulates every rank; `coarse` merges instructions and `skip` leaves
     out repetitions of a steady state, both where that is exact."""
     with gc_paused():
         try:
-            return _job(program, cluster, profile, unfold, coarse).flight(skip)
+            return _job(program, cluster, profile, unfold, coarse).simulation(skip)
         except NotInStep:
-            return _job(program, cluster, profile, unfold, False).flight(skip)
+            return _job(program, cluster, profile, unfold, False).simulation(skip)
 
 
 def _job(program: StepProgram, cluster: Cluster, profile: Profile, unfold: bool, coarse: bool) -> _Job:
@@ -112,21 +112,21 @@ class _Job:
     program: StepProgram
     cluster: Cluster
     profile: Profile
-    colours: tuple[Colour, ...]
+    symmetry_classes: tuple[SymmetryClass, ...]
     coarse: bool
     kernels: dict[KernelCall, float] = field(default_factory=dict)  # prices found so far
 
-    def flight(self, skip: bool) -> Flight:
-        """The flight of all repetitions, or of the fewest that tell what the others would do."""
+    def simulation(self, skip: bool) -> Simulation:
+        """The simulation of all repetitions, or of the fewest that tell what the others would do."""
         return (self._skipping() if skip else None) or self._whole()
 
-    def _whole(self) -> Flight:
+    def _whole(self) -> Simulation:
         """Simulate all."""
         engine = self._engine(written_out(self.program), kept=False)
-        engine.fly()
-        return self._flight(engine)
+        engine.simulate()
+        return self._simulation(engine)
 
-    def _skipping(self) -> Flight | None:
+    def _skipping(self) -> Simulation | None:
         """Simulate ever more repetitions until they come again; None when that takes most of them."""
         total, times = repetitions(self.program), FEWEST
         reach = self._reach() if 2 * times < total else None
@@ -136,10 +136,12 @@ class _Job:
         while 2 * times < total:
             short = with_repetitions(self.program, times)
             engine = self._engine(written_out(short), kept=True)
-            engine.fly()
-            shift = shift_of([short.classes[colour.program] for colour in self.colours], engine, reach)
+            engine.simulate()
+            shift = shift_of(
+                [short.classes[symmetry_class.program] for symmetry_class in self.symmetry_classes], engine, reach
+            )
             if shift is not None and (total - times) % shift.every == 0:
-                return self._flight(engine, shift, (total - times) // shift.every)
+                return self._simulation(engine, shift, (total - times) // shift.every)
             times = 4 * times if shift is None else times + (total - times) % shift.every
         return None
 
@@ -147,7 +149,7 @@ class _Job:
         """How far repetitions look; None where nothing may be skipped. Where streams slow each other both ways, or a
         CPU's cores are shared, what runs beside what is more than a few nodes' business."""
         engine = self._engine(written_out(with_repetitions(self.program, FEWEST)), kept=False)
-        stages = [self.program.classes[colour.program] for colour in self.colours]
+        stages = [self.program.classes[symmetry_class.program] for symmetry_class in self.symmetry_classes]
         return None if engine.shared or engine.synchronous else reach_of(stages, engine)
 
     def _engine(self, program: StepProgram, kept: bool) -> Engine:
@@ -158,11 +160,13 @@ class _Job:
         engine = Engine(contention, synchronous, cores, wake_ps, PERIODS, kept)
         coarse = self.coarse and not synchronous
         plans = _Cutter(program, self.cluster, profile, contention, coarse, self.kernels)
-        engine.ranks = [_rank(engine, self.colours, colour, plans) for colour in self.colours]
-        engine.punctual = plans.punctual
+        engine.ranks = [
+            _rank(engine, self.symmetry_classes, symmetry_class, plans) for symmetry_class in self.symmetry_classes
+        ]
+        engine.checks_all = plans.checks_all
         return engine
 
-    def _flight(self, engine: Engine, shift: Shift | None = None, shifts: int = 0) -> Flight:
+    def _simulation(self, engine: Engine, shift: Shift | None = None, shifts: int = 0) -> Simulation:
         """What the engine's ranks did, with so many shifts that they did not."""
         ranks = engine.ranks
         periods = [rank.marks[-1][0] - (rank.marks[-2][0] if PERIODS > 1 else 0) for rank in ranks]
@@ -173,11 +177,11 @@ class _Job:
                 tuple(time + shifts * more for time, more in zip(account, adds, strict=True))
                 for account, adds in zip(accounts, shift.accounts, strict=True)
             ]
-        return Flight(
+        return Simulation(
             program=self.program,
             cluster=self.cluster,
             profile=self.profile,
-            colours=self.colours,
+            symmetry_classes=self.symmetry_classes,
             periods_ps=tuple(periods),
             accounts=tuple(accounts),
             events=engine.clock.events,
@@ -186,28 +190,32 @@ class _Job:
         )
 
 
-def _rank(engine: Engine, colours: Sequence[Colour], colour: Colour, plans: _Cutter) -> RankFlight:
-    """A colour's rank with its cuts, and its ends of every channel and cohort."""
-    stage = plans.program.classes[colour.program]
-    plan = plans.plan(colour)
-    device, many = engine.device(colour.node), colour.beside[colour.index]
-    rank = RankFlight(engine, f"rank {colour.rank}", stage, plan.cuts, plan.boundary, device, many)
-    for role, name in plans.channels(colour.program):
-        meeting = colour.meetings.get(role)
-        if meeting is not None and meeting.crowded:
-            rank.lanes[role, name] = Lane(engine.channel((meeting.name, name), len(meeting.members)))
+def _rank(
+    engine: Engine, symmetry_classes: Sequence[SymmetryClass], symmetry_class: SymmetryClass, plans: _Cutter
+) -> RankSimulation:
+    """A symmetry class's rank with its cuts, and its ends of every channel and in-step check."""
+    stage = plans.program.classes[symmetry_class.program]
+    plan = plans.plan(symmetry_class)
+    device, many = engine.device(symmetry_class.node), symmetry_class.beside[symmetry_class.index]
+    rank = RankSimulation(engine, f"rank {symmetry_class.rank}", stage, plan.cuts, plan.boundary, device, many)
+    for role, name in plans.channels(symmetry_class.program):
+        group_instance = symmetry_class.group_instances.get(role)
+        if group_instance is not None and group_instance.has_peers:
+            rank.lanes[role, name] = Lane(engine.channel((group_instance.name, name), len(group_instance.members)))
     for roles in plan.roles:
-        members = _in_step(colours, colour, roles)
-        rank.cohorts[roles] = engine.cohort((roles, members), len(members))
+        members = _in_step(symmetry_classes, symmetry_class, roles)
+        rank.in_step_checks[roles] = engine.in_step_check((roles, members), len(members))
     return rank
 
 
-def _in_step(colours: Sequence[Colour], colour: Colour, roles: Sequence[str]) -> tuple[int, ...]:
-    """Everybody reached from a colour through the groups of `roles`."""
-    found, new = {colour.index}, [colour.index]
+def _in_step(
+    symmetry_classes: Sequence[SymmetryClass], symmetry_class: SymmetryClass, roles: Sequence[str]
+) -> tuple[int, ...]:
+    """Everybody reached from a symmetry class through the groups of `roles`."""
+    found, new = {symmetry_class.index}, [symmetry_class.index]
     while new:
         index = new.pop()
-        reached = {member for role in roles for member in colours[index].meetings[role].members} - found
+        reached = {member for role in roles for member in symmetry_classes[index].group_instances[role].members} - found
         found |= reached
         new += reached
     return tuple(sorted(found))
@@ -229,9 +237,9 @@ def step_boundary(stage: RankProgram) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class _ColourPlan:
-    """How a colour's program is flown: the cut of each call, the instruction that closes the period, and the groups of
-    roles that merged segments take to be in step."""
+class _ClassPlan:
+    """How a symmetry class's program is simulated: the cut of each call, the instruction that closes the period, and
+    the groups of roles that merged segments take to be in step."""
 
     cuts: tuple[Cut, ...]
     boundary: tuple[int, int]
@@ -239,7 +247,8 @@ class _ColourPlan:
 
 
 class _Cutter:
-    """Prices and cuts the blocks of each colour; colours alike in program and geometry share the result."""
+    """Prices and cuts the blocks of each symmetry class; symmetry classes alike in program and geometry share the
+    result."""
 
     def __init__(
         self,
@@ -256,10 +265,10 @@ class _Cutter:
         self.contention = contention
         self.coarse = coarse
         self.pipelined = program.degrees.get("pp", 1) > 1
-        self.punctual = False  # whether some single slows compute and may follow from a transfer (see `segments`)
+        self.checks_all = False  # whether some single slows compute and may follow from a transfer (see `segments`)
         self._kernels = kernels
         self._channels: dict[int, tuple[tuple[str, str], ...]] = {}
-        self._known: dict[object, _ColourPlan] = {}
+        self._known: dict[object, _ClassPlan] = {}
 
     def channels(self, number: int) -> tuple[tuple[str, str], ...]:
         """(role, channel) of every communicator a class uses."""
@@ -270,27 +279,27 @@ class _Cutter:
             known = self._channels[number] = tuple(names)
         return known
 
-    def plan(self, colour: Colour) -> _ColourPlan:
-        """How a colour's program is flown."""
-        kinds = ((role, m.geometry, m.crowded, m.in_step) for role, m in colour.meetings.items())
-        key = (colour.program, *kinds)
+    def plan(self, symmetry_class: SymmetryClass) -> _ClassPlan:
+        """How a symmetry class's program is simulated."""
+        kinds = ((role, m.geometry, m.has_peers, m.in_step) for role, m in symmetry_class.group_instances.items())
+        key = (symmetry_class.program, *kinds)
         if key not in self._known:
-            self._known[key] = self._cut(colour)
+            self._known[key] = self._cut(symmetry_class)
         return self._known[key]
 
-    def _cut(self, colour: Colour) -> _ColourPlan:
+    def _cut(self, symmetry_class: SymmetryClass) -> _ClassPlan:
         """The block that closes the period stays uncut, so that its STEP is seen."""
-        stage = self.program.classes[colour.program]
+        stage = self.program.classes[symmetry_class.program]
         boundary = step_boundary(stage)
         graph = self.program.execution.graph
-        pricer = Pricer(self.profile, colour, stage, self.cluster, self.pipelined, self._kernels, graph)
+        pricer = Pricer(self.profile, symmetry_class, stage, self.cluster, self.pipelined, self._kernels, graph)
         rows = [pricer.block(block) for block in stage.blocks]
         closing = stage.calls[boundary[0]].block
         merge = [self.coarse and index != closing for index in range(len(stage.blocks))]
         ports = waited_ports(stage)
         cuts = [cut(block, rows[i], merge[i], self.contention, ports[i]) for i, block in enumerate(stage.blocks)]
         chosen = [cuts[call.block] for call in stage.calls]
-        self.punctual = self.punctual or any(map(self._has_slowing_single, stage.blocks, cuts))
+        self.checks_all = self.checks_all or any(map(self._has_slowing_single, stage.blocks, cuts))
         fine: dict[int, Cut] = {}
         for index in fine_calls(stage, cuts, self.contention) if self.coarse else ():
             block = stage.calls[index].block
@@ -300,7 +309,7 @@ class _Cutter:
         roles = dict.fromkeys(
             segment.roles for cut_ in (*cuts, *fine.values()) for segment in cut_.segments if segment.roles
         )
-        return _ColourPlan(tuple(chosen), boundary, tuple(roles))
+        return _ClassPlan(tuple(chosen), boundary, tuple(roles))
 
     def _has_slowing_single(self, block: Block, cut_: Cut) -> bool:
         """Communications of the step's end and beginning follow from no transfer."""

@@ -1,4 +1,4 @@
-"""A profile with round numbers, and run folders whose "measurement" is a flight with another profile: what a
+"""A profile with round numbers, and run folders whose "measurement" is a simulation with another profile: what a
 comparison must then say is known exactly."""
 
 import json
@@ -38,15 +38,15 @@ def profile_file(path: Path, gemm_flops_per_s: float = 1e10, bus_bytes_per_s: fl
 
 
 def run_folder(folder: Path, run: dict[str, Any], profile: Path, real: Path | None = None, steps: int = 8) -> Path:
-    """A run folder as training leaves it, "measured" by flying `run` with the profile `real`; its header names
+    """A run folder as training leaves it, "measured" by simulating `run` with the profile `real`; its header names
     `profile`."""
     (folder / "timeline").mkdir(parents=True)
     resolved = load(run, [f"cluster.profile={profile}"])
     (folder / "run.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(resolved.to_dict()))))
-    flown = api.fly(resolved, profile=load_profile(str(real or profile)), unfold=True)
-    timeline = flown.timeline()
+    simulated = api.simulate(resolved, profile=load_profile(str(real or profile)), unfold=True)
+    timeline = simulated.timeline()
     header = replace(timeline.header, source="measured", device="a machine", stands_for={}, run=resolved.to_dict())
     save(Timeline(header, timeline.columns, timeline.words), folder / "timeline" / "step-000007.json.gz")
-    step = {"loss": 5.0, "step_time_s": flown.flight.step_time_s}
+    step = {"loss": 5.0, "step_time_s": simulated.simulation.step_time_s}
     (folder / "steps.jsonl").write_text("".join(json.dumps({"step": n, **step}) + "\n" for n in range(steps)))
     return folder
