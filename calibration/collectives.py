@@ -145,7 +145,7 @@ class Fabric:
             return self._inside(op, bytes_, dtype, geometry, geometry.ranks)
         return self._across(self.network, op, bytes_, dtype, geometry, algorithm)
 
-    def doubt(self, op: str, dtype: str, geometry: Geometry) -> tuple[str, float]:
+    def error_term(self, op: str, dtype: str, geometry: Geometry) -> tuple[str, float]:
         """(source, relative standard deviation) of what prices `op` on a group."""
         if geometry.nodes > 1 and self.network is not None:
             return self.network.source, self.network.sigma

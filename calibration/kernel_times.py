@@ -68,7 +68,7 @@ class Entry:
             return self.memory.overshoot(OPERATORS[call.op].bytes_(call))
         return self.scatter.overshoot(extents(call)) if self.scatter else 1.0
 
-    def doubt(self, call: KernelCall) -> float:
+    def error_term(self, call: KernelCall) -> float:
         """Relative standard deviation of the price of `call`: `sigma` inside the points, and one more for each octave
         outside them. A call that is a point is no exception: how well its timing repeats says nothing of what is
         different inside a step."""
@@ -143,15 +143,15 @@ class KernelTimes:
         factor = entry.overshoot(call)
         return Coverage("extrapolated" if factor > beyond else "inside", factor, "")
 
-    def doubt(self, call: KernelCall) -> tuple[str, float]:
+    def error_term(self, call: KernelCall) -> tuple[str, float]:
         """(source, relative standard deviation) of the price of `call`. What stands in for another operator or dtype
         is as uncertain as the least certain entry of the class."""
         entry, _, _, how = self.find(call)
         if not how or entry.op == "*":
-            return entry.source, entry.doubt(call)
+            return entry.source, entry.error_term(call)
         kind = OPERATORS[call.op].kind
         alike = (e.sigma for e in self._entries.values() if e.op != "*" and OPERATORS[e.op].kind == kind)
-        return entry.source, max(entry.doubt(call), *alike)
+        return entry.source, max(entry.error_term(call), *alike)
 
     def find(self, call: KernelCall) -> tuple[Entry, str, float, str]:
         """(entry, dtype to ask it in, factor on its time, what was given up or '')."""

@@ -185,21 +185,21 @@ class Profile:
         return NOTHING if self.framework else Workspace.of(self.file, kernels)
 
     def sigma(self, call: KernelCall) -> float:
-        """Relative standard deviation of the price of `call`: see `KernelTimes.doubt`."""
-        return self.kernels.doubt(call)[1]
+        """Relative standard deviation of the price of `call`: see `KernelTimes.error_term`."""
+        return self.kernels.error_term(call)[1]
 
-    def kernel_doubt(self, call: KernelCall) -> tuple[str, float]:
+    def kernel_error(self, call: KernelCall) -> tuple[str, float]:
         """(what its error goes together with, `sigma`) of a kernel call: calls of one class priced from one source are
         wrong together."""
-        source, sigma = self.kernels.doubt(call)
+        source, sigma = self.kernels.error_term(call)
         part = self.file.sustained
         if part is not None and kernel_class(call) == "gemm":
             sigma = math.hypot(sigma, part.sigma)
         return f"{kernel_class(call)}: {source}", sigma
 
-    def comm_doubt(self, op: str, dtype: str, geometry: Geometry) -> tuple[str, float]:
+    def comm_error(self, op: str, dtype: str, geometry: Geometry) -> tuple[str, float]:
         """The same of a communication."""
-        source, sigma = self.fabric.doubt(op, dtype, geometry)
+        source, sigma = self.fabric.error_term(op, dtype, geometry)
         return f"{'network' if geometry.nodes > 1 and self.fabric.network else 'links'}: {source}", sigma
 
     @property

@@ -64,7 +64,7 @@ def report(
         step_time_s=step,
         step_time_interval_s=(simulation.interval.low_s, simulation.interval.high_s),
         step_time_interval_level=simulation.interval.level,
-        doubts=tuple(PriceDoubt(doubt.what, doubt.share, doubt.sigma) for doubt in simulation.interval.doubts),
+        doubts=tuple(PriceDoubt(term.what, term.share, term.sigma) for term in simulation.interval.error_terms),
         tokens_per_s=run.tokens_per_step * rate,
         tokens_per_s_per_gpu=run.tokens_per_step * rate / gpus,
         model_tflops_per_gpu=model_tflops,

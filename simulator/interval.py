@@ -3,7 +3,7 @@
 Procedure (nothing here is fitted, and no validation row is looked at):
 
 1. Every kernel call, communication and host launch of the step is priced by one entry of the profile, and the profile
-   says how far that entry may be off for that call (`Profile.kernel_doubt`, `comm_doubt`): inside measured points by
+   says how far that entry may be off for that call (`Profile.kernel_error`, `comm_error`): inside measured points by
    the error of predicting a point from the others; outside by as much again for each octave; where another operator or
    dtype stands in, as the least certain entry of the class; of a fit by its residuals.
 2. Errors of one kind from one source (GEMMs of one card, transfers over one network) go together: a bias does not
@@ -36,12 +36,12 @@ from simulator.simulated import Simulated
 LEVEL = 0.9  # share of real steps an interval is meant to hold
 _Z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
 COMPUTE_PARTS = ("compute", "recompute", "optimizer")
-KERNELS = ("gemm: ", "attention: ", "memory: ")  # what kernels' doubts are called
+KERNELS = ("gemm: ", "attention: ", "memory: ")  # what kernels' terms are called
 PART_OF_ROLE = {"tp": "exposed_tensor", "pp_next": "exposed_pipeline", "pp_prev": "exposed_pipeline"}
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class ErrorTerm:
     """Costs whose errors go together: their share of the step, and the relative standard deviation of their price."""
 
     what: str
@@ -57,19 +57,19 @@ class Interval:
     low_s: float
     high_s: float
     level: float
-    doubts: tuple[Doubt, ...]
+    error_terms: tuple[ErrorTerm, ...]
 
 
 def interval(simulation: Simulated) -> Interval:
     """The interval of a simulation."""
-    found = doubts(simulation)
-    sigma = math.sqrt(sum((doubt.share * doubt.sigma) ** 2 for doubt in found))
+    found = error_terms(simulation)
+    sigma = math.sqrt(sum((term.share * term.sigma) ** 2 for term in found))
     step = simulation.step_time_s
     high = max(step * math.exp(_Z * sigma), _host_bound_s(simulation))
     return Interval(step * math.exp(-_Z * sigma), high, LEVEL, found)
 
 
-def doubts(simulation: Simulated) -> tuple[Doubt, ...]:
+def error_terms(simulation: Simulated) -> tuple[ErrorTerm, ...]:
     """Groups of costs whose errors go together, over the whole step."""
     time = simulation.breakdown
     working = sum(time[part] for part in COMPUTE_PARTS)
@@ -83,7 +83,7 @@ def doubts(simulation: Simulated) -> tuple[Doubt, ...]:
     kernels_s = _kernel_seconds(simulation)
     whole = sum(kernels_s.values())
     for call, seconds in kernels_s.items():
-        add(*_part(simulation.profile.kernel_doubt(call), working * seconds / whole if whole > 0 else 0.0))
+        add(*_part(simulation.profile.kernel_error(call), working * seconds / whole if whole > 0 else 0.0))
     comms_s = _comm_seconds(simulation)
     for (part, what, sigma), seconds in comms_s.items():
         whole = sum(s for (other, _, _), s in comms_s.items() if other == part)
@@ -93,13 +93,13 @@ def doubts(simulation: Simulated) -> tuple[Doubt, ...]:
     add("host", time["host"], residuals.get("host", 0.0))
     busy = sum(shares.values())  # waiting takes the mixture of everything else
     scale = 1.0 / busy if busy > 0 else 0.0
-    found = [Doubt(what, share * scale, weighted[what] / share) for what, share in shares.items() if share > 0]
+    found = [ErrorTerm(what, share * scale, weighted[what] / share) for what, share in shares.items() if share > 0]
     found += _cards(found, simulation)
     hidden = _hidden_share(simulation, comms_s)
     if hidden > 0 and simulation.profile.contention_sigma > 0:
-        found.append(Doubt("computing beside communication", hidden, simulation.profile.contention_sigma))
-    steady = (Doubt(doubt.what, _steady(doubt.share), _steady(doubt.sigma)) for doubt in found)
-    return tuple(sorted(steady, key=lambda doubt: (-doubt.share * doubt.sigma, doubt.what)))
+        found.append(ErrorTerm("computing beside communication", hidden, simulation.profile.contention_sigma))
+    steady = (ErrorTerm(term.what, _steady(term.share), _steady(term.sigma)) for term in found)
+    return tuple(sorted(steady, key=lambda term: (-term.share * term.sigma, term.what)))
 
 
 def _steady(number: float) -> float:
@@ -107,15 +107,15 @@ def _steady(number: float) -> float:
     return float(f"{number:.9g}")
 
 
-def _part(doubt: tuple[str, float], share: float) -> tuple[str, float, float]:
-    return doubt[0], share, doubt[1]
+def _part(term: tuple[str, float], share: float) -> tuple[str, float, float]:
+    return term[0], share, term[1]
 
 
-def _cards(found: list[Doubt], simulation: Simulated) -> list[Doubt]:
+def _cards(found: list[ErrorTerm], simulation: Simulated) -> list[ErrorTerm]:
     """All that the device computes, which a card other than the measured one does faster or slower."""
-    share = sum(doubt.share for doubt in found if doubt.what.startswith(KERNELS))
+    share = sum(term.share for term in found if term.what.startswith(KERNELS))
     sigma = simulation.profile.card_sigma
-    return [Doubt("another card", share, sigma)] if share > 0 and sigma > 0 else []
+    return [ErrorTerm("another card", share, sigma)] if share > 0 and sigma > 0 else []
 
 
 def _kernel_seconds(simulation: Simulated) -> dict[KernelCall, float]:
@@ -150,7 +150,7 @@ def _comm_seconds(simulation: Simulated) -> dict[tuple[str, str, float], float]:
                     comm.op, comm.bytes, comm.dtype, geometry, comm.algorithm
                 ).seconds
                 if seconds > 0:
-                    what, sigma = simulation.profile.comm_doubt(comm.op, comm.dtype, geometry)
+                    what, sigma = simulation.profile.comm_error(comm.op, comm.dtype, geometry)
                     key = (PART_OF_ROLE.get(comm.role, "exposed_data"), what, sigma)
                     found[key] = found.get(key, 0.0) + seconds * uses[index] * len(symmetry_class.ranks)
     return found

@@ -82,7 +82,7 @@ def a100() -> Section:
             ids += parts.REDUCE_A100_ENDS
         tables.append(fit_links.table(published.collective_rows(ids), "reduce", step_s, 0.10))
     network = _network(sum(nic) / len(nic), tree, (3e11, 2.5e10))
-    return _doubted(_profile(
+    return _with_errors(_profile(
         "a100-80gb", memory, sources, copies,
         gemm=parts.gemm_sections(chip, terms | card.values, accumulate, card.sigma, "gemm", rows),
         attention=[
@@ -209,12 +209,12 @@ def h100() -> Section:
     copies = parts.COPIES["h100"]
     memory = sum(map(memory_bytes_per_s, copies)) / len(copies)
     text = "BabelStream copy, mul, add, triad; fractions of it as measured on one H200"
-    return _doubted(_hopper("h100", memory, copies, text))
+    return _with_errors(_hopper("h100", memory, copies, text))
 
 
 def h200() -> Section:
     """H200-SXM-141GB: the facts measured on one card, the rest as H100."""
-    return _doubted(_h200())
+    return _with_errors(_h200())
 
 
 def _h200() -> Section:
@@ -227,7 +227,7 @@ def _kernel_sigmas() -> dict[str, float]:
     return fit_uncertainty.kernel_sigmas(_h200())
 
 
-def _doubted(data: Section) -> Section:
+def _with_errors(data: Section) -> Section:
     """The file with each sigma that `fit_uncertainty` can say: never below the residuals of the entry's own fit."""
     kernels, name = _kernel_sigmas(), data["name"]
     ring = fit_uncertainty.ring_sigma(_hopper_tables("h100"))

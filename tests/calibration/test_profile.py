@@ -200,12 +200,12 @@ def test_a_long_run_at_the_power_limit_slows_products_alone(tmp_path: Path) -> N
     hot, cold = load_profile(tmp_path / "hot.yaml"), load_profile(SMALL)
     assert hot.kernel_s(GEMM) == pytest.approx(1.25 * cold.kernel_s(GEMM))
     assert hot.kernel_s(NORM) == cold.kernel_s(NORM)
-    assert hot.kernel_doubt(GEMM)[1] == pytest.approx((cold.sigma(GEMM) ** 2 + 0.07**2) ** 0.5)
-    assert hot.kernel_doubt(NORM) == cold.kernel_doubt(NORM)
+    assert hot.kernel_error(GEMM)[1] == pytest.approx((cold.sigma(GEMM) ** 2 + 0.07**2) ** 0.5)
+    assert hot.kernel_error(NORM) == cold.kernel_error(NORM)
 
 
 def test_what_goes_together_is_named_by_class_and_source(small: Profile) -> None:
-    assert small.kernel_doubt(GEMM)[0].startswith("gemm: ")
-    assert small.kernel_doubt(NORM)[0].startswith("memory: ")
-    inside, across = (small.comm_doubt("all_reduce", "bf16", Geometry(16, nodes=nodes)) for nodes in (1, 2))
+    assert small.kernel_error(GEMM)[0].startswith("gemm: ")
+    assert small.kernel_error(NORM)[0].startswith("memory: ")
+    inside, across = (small.comm_error("all_reduce", "bf16", Geometry(16, nodes=nodes)) for nodes in (1, 2))
     assert (inside[0], across[0]) == ("links: hand", "network: hand")

@@ -78,10 +78,10 @@ class FakeProfile:
     def covers(self, call: KernelCall) -> Covered:
         return Covered()
 
-    def kernel_doubt(self, call: KernelCall) -> tuple[str, float]:
+    def kernel_error(self, call: KernelCall) -> tuple[str, float]:
         return f"{OPERATORS[call.op].kind}: fake", self.residuals.get(OPERATORS[call.op].kind, 0.0)
 
-    def comm_doubt(self, op: str, dtype: str, geometry: Geometry) -> tuple[str, float]:
+    def comm_error(self, op: str, dtype: str, geometry: Geometry) -> tuple[str, float]:
         return "links: fake", self.residuals.get("collective", 0.0)
 
     @property

@@ -79,22 +79,22 @@ def test_the_interval_contains_the_step_and_is_wider_above() -> None:
     )
     assert 0 < below < above
     assert simulation.interval.level == 0.9
-    assert sum(doubt.share for doubt in simulation.interval.doubts) == pytest.approx(1.0)
+    assert sum(term.share for term in simulation.interval.error_terms) == pytest.approx(1.0)
 
 
 def test_errors_of_one_kind_add_up_and_of_different_kinds_add_in_squares() -> None:
     program, run = small(PLAN)
     one = simulate(program, run.cluster, FakeProfile(residuals={"gemm": 0.1})).interval
-    (gemm,) = (doubt for doubt in one.doubts if doubt.sigma > 0)
+    (gemm,) = (term for term in one.error_terms if term.sigma > 0)
     z = NormalDist().inv_cdf(0.95)
     step = simulate(program, run.cluster, FakeProfile()).step_time_s
     assert one.high_s == pytest.approx(step * math.exp(z * 0.1 * gemm.share))
     assert one.low_s == pytest.approx(step * math.exp(-z * 0.1 * gemm.share))
     two = simulate(program, run.cluster, FakeProfile(residuals={"gemm": 0.1, "collective": 0.2})).interval
-    parts = {doubt.what: doubt.share * doubt.sigma for doubt in two.doubts}
+    parts = {term.what: term.share * term.sigma for term in two.error_terms}
     spread = math.hypot(parts["gemm: fake"], parts["links: fake"])
     assert math.log(two.high_s / step) == pytest.approx(z * spread)
-    assert [doubt.share * doubt.sigma for doubt in two.doubts] == sorted(parts.values(), reverse=True)
+    assert [term.share * term.sigma for term in two.error_terms] == sorted(parts.values(), reverse=True)
 
 
 def test_another_card_is_faster_or_slower_in_all_its_kernels() -> None:
@@ -103,8 +103,8 @@ def test_another_card_is_faster_or_slower_in_all_its_kernels() -> None:
     residuals = {"gemm": 0.1, "collective": 0.2}
     one = simulate(program, run.cluster, FakeProfile(residuals=residuals)).interval
     other = simulate(program, run.cluster, FakeProfile(residuals=residuals, card_sigma=0.08)).interval
-    (card,) = (doubt for doubt in other.doubts if doubt.what == "another card")
-    computed = sum(doubt.share for doubt in one.doubts if not doubt.what.startswith(("links", "host", "computing")))
+    (card,) = (term for term in other.error_terms if term.what == "another card")
+    computed = sum(term.share for term in one.error_terms if not term.what.startswith(("links", "host", "computing")))
     assert card.share == pytest.approx(computed)
     wide, narrow = (math.log(found.high_s / found.low_s) / 2 for found in (other, one))
     assert wide == pytest.approx(math.hypot(narrow, NormalDist().inv_cdf(0.95) * 0.08 * card.share))
