@@ -9,6 +9,9 @@ Edit = Callable[[random.Random, StepProgram], StepProgram | None]
 Place = tuple[int, int, int]  # class, block, instruction
 
 
+PIPE = ("send", "recv", "exchange")
+
+
 def places(program: StepProgram, wanted: Callable[[Instruction], bool]) -> list[Place]:
     """Where such instructions stand, in blocks that are called."""
     called = [{call.block for call in stage.calls} for stage in program.classes]

@@ -8,11 +8,23 @@ from typing import Any
 
 from program import Instruction, StepProgram, edit
 from program.hashing import program_hash
-from tests.program.edit_places import Edit, Place, at, like, places, some
+from tests.program.edit_places import PIPE, Edit, Place, at, like, places, some
+from tests.program.edits_of_calls import (
+    blocks,
+    call_dropped,
+    call_moved,
+    free_moved,
+    freed_again,
+    micros,
+    neighbours,
+    rebound,
+    transfer_dropped,
+    wait_dropped,
+)
+from tests.program.edits_of_stages import classes, degree, flats, grouped, norm_weight, of_stage, offsets, slots, views
 from tests.program.sound_edits import SOUND
 
 COMPUTE = ("F", "I", "W", "B")
-PIPE = ("send", "recv", "exchange")
 
 
 def edited(kind: str, number: int, program: StepProgram) -> StepProgram | None:
@@ -133,128 +145,6 @@ def another(side: str, wide: bool) -> Edit:
     return make
 
 
-# --- calls
-
-
-def rebound(how: str) -> Edit:
-    """An in-port is bound to another call, to another out-port, or to nothing."""
-
-    def make(draw: random.Random, program: StepProgram) -> StepProgram | None:
-        class_ = draw.randrange(len(program.classes))
-        stage = program.classes[class_]
-        bound = [(c, k) for c, call in enumerate(stage.calls) for k, (b, _) in enumerate(call.bindings) if b >= 0]
-        for call, port in draw.sample(bound, len(bound)):
-            source, out = stage.calls[call].bindings[port]
-            twins = [c for c in range(call) if stage.calls[c].block == stage.calls[source].block and c != source]
-            outs = [k for k in range(len(stage.blocks[stage.calls[source].block].ports_out)) if k != out]
-            choices = {"nothing": [(-1, -1)], "call": [(c, out) for c in twins], "port": [(source, k) for k in outs]}
-            if choices[how]:
-                return edit.rebind(program, class_, call, port, draw.choice(choices[how]))
-        return None
-
-    return make
-
-
-def micros(both: bool) -> Edit:
-    """Two calls of a block exchange their micro-batches, or one takes another."""
-
-    def make(draw: random.Random, program: StepProgram) -> StepProgram | None:
-        class_ = draw.randrange(len(program.classes))
-        stage = program.classes[class_]
-        calls = list(stage.calls)
-        pairs = [
-            (a, b) for a in range(len(calls)) for b in range(a)
-            if calls[a].block == calls[b].block and calls[a].micro != calls[b].micro
-        ]  # fmt: skip
-        if not pairs:
-            return None
-        a, b = draw.choice(pairs)
-        one, two = calls[a].micro, calls[b].micro
-        calls[a] = replace(calls[a], micro=two)
-        if both:
-            calls[b] = replace(calls[b], micro=one)
-        return edit.with_class(program, class_, replace(stage, calls=tuple(calls)))
-
-    return make
-
-
-def blocks(draw: random.Random, program: StepProgram) -> StepProgram | None:
-    """A call places another block with as many ports."""
-    class_ = draw.randrange(len(program.classes))
-    stage = program.classes[class_]
-    ports = [len(block.ports_in) for block in stage.blocks]
-    pairs = [(c, b) for c, call in enumerate(stage.calls) for b, n in enumerate(ports)
-             if b != call.block and n == ports[call.block]]  # fmt: skip
-    if not pairs:
-        return None
-    call, block = draw.choice(pairs)
-    calls = (*stage.calls[:call], replace(stage.calls[call], block=block), *stage.calls[call + 1 :])
-    return edit.with_class(program, class_, replace(stage, calls=calls))
-
-
-def call_moved(draw: random.Random, program: StepProgram) -> StepProgram | None:
-    """A call is issued earlier or later."""
-    class_ = draw.randrange(len(program.classes))
-    last = len(program.classes[class_].calls) - 1
-    call = draw.randint(0, last)
-    return edit.move_call(program, class_, call, min(last, max(0, call + draw.randint(-3, 3))))
-
-
-def transfer_dropped(draw: random.Random, program: StepProgram) -> StepProgram | None:
-    """A call that sends or receives is gone."""
-    place = some(draw, program, lambda i: i.comm is not None and i.comm.op in PIPE)
-    if place is None:
-        return None
-    calls = [k for k, call in enumerate(program.classes[place[0]].calls) if call.block == place[1]]
-    return edit.drop_call(program, place[0], draw.choice(calls))
-
-
-def call_dropped(draw: random.Random, program: StepProgram) -> StepProgram | None:
-    """A call is gone."""
-    class_ = draw.randrange(len(program.classes))
-    return edit.drop_call(program, class_, draw.randrange(len(program.classes[class_].calls)))
-
-
-# --- waits, frees, order
-
-
-def wait_dropped(draw: random.Random, program: StepProgram) -> StepProgram | None:
-    """An instruction waits for one fewer."""
-    place = some(draw, program, lambda i: bool(i.waits))
-    return None if place is None else edit.drop_wait(program, *place, draw.choice(at(program, place).waits))
-
-
-def neighbours(draw: random.Random, program: StepProgram) -> StepProgram | None:
-    """Two neighbours of a block change places."""
-    place = some(draw, program, lambda i: True)
-    if place is None or place[2] == 0:
-        return None
-    return edit.swap(program, *place, place[2] - 1)
-
-
-def free_moved(draw: random.Random, program: StepProgram) -> StepProgram | None:
-    """A buffer is freed by another instruction."""
-    place = some(draw, program, lambda i: bool(i.frees))
-    if place is None:
-        return None
-    ref = draw.choice(at(program, place).frees)
-    kept = tuple(r for r in at(program, place).frees if r != ref)
-    without = edit.with_instruction(program, *place, replace(at(program, place), frees=kept))
-    there = draw.choice([p for p in places(without, lambda i: i.stream == "compute") if p[:2] == place[:2]])
-    return edit.with_instruction(without, *there, replace(at(without, there), frees=(*at(without, there).frees, ref)))
-
-
-def freed_again(draw: random.Random, program: StepProgram) -> StepProgram | None:
-    """A buffer is freed by one that does not own it."""
-    place = some(draw, program, lambda i: i.stream == "compute" and any(r >= 0 for r in i.reads))
-    if place is None:
-        return None
-    i = at(program, place)
-    return edit.with_instruction(
-        program, *place, replace(i, frees=(*i.frees, draw.choice([r for r in i.reads if r >= 0])))
-    )
-
-
 # --- bodies and declarations
 
 
@@ -298,111 +188,6 @@ def line_permuted(draw: random.Random, i: Instruction) -> Instruction | None:
     op, arguments, results, given = i.lines.lines[k]
     line = (op, (arguments[1], arguments[0], *arguments[2:]), results, given)
     return replace(i, lines=replace(i.lines, lines=(*i.lines.lines[:k], line, *i.lines.lines[k + 1 :])))
-
-
-# --- the rank's storage, the job
-
-
-def of_stage(change: Callable[[random.Random, Any], Any]) -> Edit:
-    """A kind that changes one class."""
-
-    def make(draw: random.Random, program: StepProgram) -> StepProgram | None:
-        class_ = draw.randrange(len(program.classes))
-        new = change(draw, program.classes[class_])
-        return None if new is None else edit.with_class(program, class_, new)
-
-    return make
-
-
-def offsets(draw: random.Random, stage: Any) -> Any:
-    """Two parameters of one shape exchange their places."""
-    params = list(stage.params)
-    pairs = [(a, b) for a in range(len(params)) for b in range(a) if params[a].local_shape == params[b].local_shape]
-    if not pairs:
-        return None
-    a, b = draw.choice(pairs)
-    one, two = params[a], params[b]
-    params[a] = replace(one, bucket=two.bucket, offset=two.offset)
-    params[b] = replace(two, bucket=one.bucket, offset=one.offset)
-    return replace(stage, params=tuple(params))
-
-
-def views(draw: random.Random, stage: Any) -> Any:
-    """Two views of one shape exchange what they view."""
-    held = list(stage.buffers)
-    found = [k for k, b in enumerate(held) if b.base is not None]
-    pairs = [(a, b) for a in found for b in found if a < b and held[a].shape == held[b].shape
-             and held[a].pool == held[b].pool]  # fmt: skip
-    if not pairs:
-        return None
-    a, b = draw.choice(pairs)
-    held[a], held[b] = replace(held[a], base=held[b].base), replace(held[b], base=held[a].base)
-    return replace(stage, buffers=tuple(held))
-
-
-def norm_weight(draw: random.Random, stage: Any) -> Any:
-    """A bucket counts otherwise in the norm."""
-    k = draw.randrange(len(stage.buckets))
-    other = 0.5 if stage.buckets[k].norm_weight != 0.5 else 1.0
-    new = replace(stage.buckets[k], norm_weight=other)
-    return replace(stage, buckets=(*stage.buckets[:k], new, *stage.buckets[k + 1 :]))
-
-
-def flats(draw: random.Random, stage: Any) -> Any:
-    """Two flat buffers of a bucket exchange their roles."""
-    k = draw.randrange(len(stage.buckets))
-    names = draw.sample(["weight_buffer", "grad_buffer", "master_buffer", "exp_avg_buffer", "exp_avg_sq_buffer",
-                         "reduced_buffer"], 2)  # fmt: skip
-    bucket = stage.buckets[k]
-    new = replace(bucket, **{names[0]: getattr(bucket, names[1]), names[1]: getattr(bucket, names[0])})
-    return replace(stage, buckets=(*stage.buckets[:k], new, *stage.buckets[k + 1 :]))
-
-
-def slots(draw: random.Random, stage: Any) -> Any:
-    """A buffer of a block lies in another slot."""
-    names = sorted({b.slot for b in stage.buffers if b.slot is not None})
-    found = [(n, k) for n, block in enumerate(stage.blocks) for k, b in enumerate(block.buffers) if b.slot is not None]
-    if len(names) < 2 or not found:
-        return None
-    n, k = draw.choice(found)
-    block = stage.blocks[n]
-    slot = draw.choice([name for name in names if name != block.buffers[k].slot])
-    held = (*block.buffers[:k], replace(block.buffers[k], slot=slot), *block.buffers[k + 1 :])
-    return replace(stage, blocks=(*stage.blocks[:n], replace(block, buffers=held), *stage.blocks[n + 1 :]))
-
-
-def grouped(*roles: str) -> Edit:
-    """Two ranks exchange their places in the groups of a role."""
-
-    def make(draw: random.Random, program: StepProgram) -> StepProgram | None:
-        found = [r for r in roles if any(len(g.ranks) > 1 for g in program.groups.get(r, ()))]
-        if not found:
-            return None
-        chosen = draw.choice(found)
-        one, two = draw.sample(range(program.world), 2)
-        names = {one: two, two: one}
-        made = tuple(replace(g, ranks=tuple(names.get(r, r) for r in g.ranks)) for g in program.groups[chosen])
-        return replace(program, groups=program.groups | {chosen: made})
-
-    return make
-
-
-def classes(draw: random.Random, program: StepProgram) -> StepProgram | None:
-    """Two ranks exchange their programs."""
-    pairs = [(a, b) for a in range(program.world) for b in range(a) if program.class_of[a] != program.class_of[b]]
-    if not pairs:
-        return None
-    a, b = draw.choice(pairs)
-    found = list(program.class_of)
-    found[a], found[b] = found[b], found[a]
-    return replace(program, class_of=tuple(found))
-
-
-def degree(draw: random.Random, program: StepProgram) -> StepProgram | None:
-    """One micro-batch more or fewer."""
-    return replace(
-        program, degrees=program.degrees | {"microbatches": program.degrees["microbatches"] + draw.choice([-1, 1])}
-    )
 
 
 def doubled(wanted: Callable[[Instruction], bool]) -> Edit:
