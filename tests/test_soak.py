@@ -1,5 +1,7 @@
 """What `make soak` ends with: the draws of all tests added up, and those that failed."""
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -51,3 +53,11 @@ def test_a_property_test_is_scaled_and_may_count(
 def test_an_ordinary_test_is_not_scaled(request: pytest.FixtureRequest) -> None:
     mark_scaled([request.node])
     assert request.node.get_closest_marker("scaled") is None
+
+
+def test_what_asks_whether_it_soaks_is_run_by_the_soak() -> None:
+    """A campaign that scaled but was not marked stood in no soak at all."""
+    root = Path(__file__).parent
+    asking = {f: text for f in root.rglob("test_*.py") if "soaking()" in (text := f.read_text(encoding="utf-8"))}
+    assert len(asking) > 3
+    assert [str(f) for f, text in asking.items() if not re.search(r"mark\.(scaled|soak)\b|@given", text)] == []

@@ -25,6 +25,7 @@ def test_there_are_enough_kinds_and_plans() -> None:
     assert len(SOUND) + 2 >= 8
 
 
+@pytest.mark.scaled
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("plan", PLANS)
 def test_an_edit_is_refused_or_trains_to_the_same_numbers(
@@ -46,6 +47,7 @@ def test_an_edit_is_refused_or_trains_to_the_same_numbers(
         assert worst < 1e-9, (kind, number)
 
 
+@pytest.mark.scaled
 def test_sound_edits_are_accepted(soak_count: Callable[[str, int], None]) -> None:
     """At least 95 in a hundred of every kind together, and four in five of each."""
     counts = {kind: Counter[bool]() for kind in SOUND}
