@@ -70,18 +70,29 @@ Window = tuple[int, int, float]  # from, until, slow-down of compute
 
 def slowed_end(start: int, work: int, windows: Sequence[Window]) -> int:
     """When `work` picoseconds begun at `start` end, if it is slowed inside windows (by the largest factor where they
-    overlap)."""
+    overlap).
+
+    Picoseconds are rounded down, and only where the factor changes is the work done so far settled. The end then
+    depends on nothing that happens at it or later: a communication that follows another at this very picosecond is
+    known to a merged segment, and not yet to an instruction of its own.
+    """
     if not windows:
         return start + work
     cuts = sorted({edge for begin, end, _ in windows for edge in (begin, end) if edge > start})
-    time, left = start, float(work)
+    time, left, factor = start, float(work), _slowing(start, windows)
     for cut in cuts:
-        factor = max((f for begin, end, f in windows if begin <= time < end), default=1.0)
-        if left * factor <= cut - time:
-            return time + round(left * factor)
+        after = _slowing(cut, windows)
+        if after == factor:
+            continue
+        if int(left * factor) <= cut - time:
+            break
         left -= (cut - time) / factor
-        time = cut
-    return time + round(left)
+        time, factor = cut, after
+    return time + int(left * factor)
+
+
+def _slowing(moment: int, windows: Sequence[Window]) -> float:
+    return max((factor for begin, end, factor in windows if begin <= moment < end), default=1.0)
 
 
 class Node:

@@ -13,7 +13,7 @@ from program import expand
 from program.errors import InputError
 from tests.cases.facts import card, case, forecast, not_yet
 from tests.windtunnel.conftest import TINY
-from tests.windtunnel.simulatings import profile_file, run_folder
+from tests.windtunnel.run_folders import profile_file, run_folder
 
 Call = Callable[..., Any]
 

@@ -16,7 +16,7 @@ from program.proofs import prove
 from program.proofs.expanded import prove_expanded
 from tests.draws import KEYS, LATER, SHAPE, VALUES, draw, values
 from tests.soak import soaking
-from tests.windtunnel.simulatings import profile_file
+from tests.windtunnel.run_folders import profile_file
 from windtunnel import api
 
 SOAK = soaking()

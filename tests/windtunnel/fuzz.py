@@ -24,7 +24,7 @@ import yaml
 from plan.run import load
 from program.errors import InputError
 from tests.windtunnel.fuzz_files import DEEPSPEED, GPU, HUGGINGFACE, NEOX, RUN, TITAN
-from tests.windtunnel.simulatings import profile_file, run_folder
+from tests.windtunnel.run_folders import profile_file, run_folder
 from windtunnel import cli
 
 ODD: tuple[Any, ...] = (

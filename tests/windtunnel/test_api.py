@@ -10,7 +10,7 @@ import windtunnel
 from plan.run import load
 from program.errors import InputError
 from tests.windtunnel.conftest import TINY
-from tests.windtunnel.simulatings import profile_file, run_folder
+from tests.windtunnel.run_folders import profile_file, run_folder
 from tests.windtunnel.test_cli import python
 
 Call = Callable[..., Any]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.windtunnel.simulatings import profile_file
+from tests.windtunnel.run_folders import profile_file
 
 Call = Callable[..., Any]
 RUN_COMMANDS = ("forecast", "program", "train", "import")

@@ -16,7 +16,7 @@ from program import StepProgram
 from program.edit import drop_wait, find
 from program.errors import InputError
 from tests.windtunnel.conftest import Called
-from tests.windtunnel.simulatings import profile_file
+from tests.windtunnel.run_folders import profile_file
 from windtunnel import __main__, cli, demo
 from windtunnel.commands import COMMANDS
 from windtunnel.edge import EXIT_FAULT, outcome

@@ -11,7 +11,7 @@ import yaml
 
 from program.timeline import Timeline, load, save
 from tests.windtunnel.conftest import TINY
-from tests.windtunnel.simulatings import profile_file, run_folder
+from tests.windtunnel.run_folders import profile_file, run_folder
 from tests.windtunnel.test_schemas import obeys
 
 Call = Callable[..., Any]

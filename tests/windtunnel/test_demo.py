@@ -8,7 +8,7 @@ import pytest
 
 from plan.run import load
 from program.errors import InputError, WindtunnelError
-from tests.windtunnel.simulatings import profile_file
+from tests.windtunnel.run_folders import profile_file
 from tests.windtunnel.test_schemas import obeys
 from windtunnel import demo, output
 from windtunnel.results import Demo, DemoRun, Residual

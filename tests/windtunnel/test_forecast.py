@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.windtunnel.simulatings import profile_file
+from tests.windtunnel.run_folders import profile_file
 from tests.windtunnel.test_schemas import obeys
 
 Call = Callable[..., Any]

@@ -14,7 +14,7 @@ import yaml
 from program.errors import InputError, WindtunnelError
 from tests.listening import Listened, named, outside_address, watch
 from tests.windtunnel.conftest import TINY
-from tests.windtunnel.simulatings import profile_file
+from tests.windtunnel.run_folders import profile_file
 from tests.windtunnel.test_schemas import obeys
 from trainer.data import builtin_file
 from windtunnel import output, training
