@@ -8,6 +8,7 @@ A test marked `soak` runs under `make soak` alone; one with `@given` is `scaled`
 
 import os
 from collections.abc import Iterable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -44,6 +45,21 @@ def mark_scaled(items: Iterable[pytest.Item]) -> None:
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker(pytest.mark.scaled)
+
+
+def crossed(**axes: Iterable[Any]) -> pytest.MarkDecorator:
+    """Parametrize over every combination of the axes, two or more.
+
+        @crossed(layout=LAYOUTS, model=MODELS)
+
+    `make test` runs as many as its longest axis has values, so that every value of every axis stands in one at least;
+    `make soak` runs the others.
+    """
+    values = [list(axis) for axis in axes.values()]
+    chosen = {tuple(axis[i % len(axis)] for axis in values) for i in range(max(map(len, values)))}
+    return pytest.mark.parametrize(
+        tuple(axes), [pytest.param(*v, marks=[] if v in chosen else pytest.mark.soak) for v in product(*values)]
+    )
 
 
 def summary(reports: Iterable[Any]) -> list[str]:

@@ -6,6 +6,7 @@ import torch
 from kernels.crossentropy import RowConfig, RowStatistics, cross_entropy, exp_target, row_max
 from kernels.linear_crossentropy import linear_cross_entropy, linear_cross_entropy_reference
 from tests.kernels.fidelity import DEVICE, EXP_UNITS, assert_faithful, error, randn
+from tests.soak import crossed
 
 F = torch.nn.functional
 SMALL = RowConfig(64, 4)
@@ -116,8 +117,7 @@ def test_split_vocabulary(shards):
         assert not bool(gradient[:, held:].any())
 
 
-@pytest.mark.parametrize("chunk", [3, 40])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@crossed(chunk=[3, 40], dtype=[torch.float32, torch.bfloat16])
 def test_linear_cross_entropy(chunk, dtype):  # bug 17: the error does not grow with the number of chunks
     x, w = randn(40, 24, dtype=dtype), randn(77, 24, dtype=dtype, seed=1)
     x[::2] = w[:20]  # confident rows occur

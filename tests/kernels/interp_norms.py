@@ -71,6 +71,10 @@ def test_type_grid(w_type, stream_type, p, rounding):  # bugs 18, 20: every type
     run_both("layer", 6, 72, BF16, w_type, stream_type, p, "fp32")
 
 
+# Minutes of the interpreter go into rows this wide: `make test` has one test of them, `make soak` the others.
+WIDTHS = [48, pytest.param(PERSISTENT_WIDTH + 8, marks=pytest.mark.soak)]
+
+
 @pytest.mark.parametrize("kind", ["rms", "layer"])
 def test_rows_too_wide_for_registers(kind):
     run_both(kind, 1, PERSISTENT_WIDTH + 300, FP32, FP32, FP32, 0.2, "fp32")
@@ -165,7 +169,7 @@ def test_dropout_is_the_exported_mask():  # bug 16
     assert torch.equal(part, stream[3:5])  # the same bits when the rows are split over ranks or micro-batches
 
 
-@pytest.mark.parametrize("width", [48, PERSISTENT_WIDTH + 8])
+@pytest.mark.parametrize("width", WIDTHS)
 def test_dropout_follows_the_token_in_position_sample_order(width):
     """Rows ordered (position, sample) and (sample, position) drop the same elements of the same tokens."""
     length, samples = 3, 2
@@ -183,7 +187,7 @@ def test_dropout_follows_the_token_in_position_sample_order(width):
 
 
 @pytest.mark.parametrize("kind", ["rms", "layer"])
-@pytest.mark.parametrize("width", [48, PERSISTENT_WIDTH + 8])
+@pytest.mark.parametrize("width", WIDTHS)
 def test_backward_without_the_stream_s_gradient_or_the_weight_s(kind, width):  # bug 20: flags off as well as on
     x, w, dy = randn(5, width), randn(width, seed=1), randn(5, width, seed=2)
     _, stream, rstd, mean = norms.norm_forward(kind, x, w, w if kind == "layer" else None, eps=1e-5)
@@ -197,7 +201,7 @@ def test_backward_without_the_stream_s_gradient_or_the_weight_s(kind, width):  #
     assert dx is ds
 
 
-@pytest.mark.parametrize("width", [48, PERSISTENT_WIDTH + 8])
+@pytest.mark.parametrize("width", WIDTHS)
 def test_dropout_of_a_later_column(width):  # a rank that holds columns from element_first on
     x, w, dy = randn(3, width), randn(width, seed=1), randn(3, width, seed=2)
     dropout = Dropout.at(0.4, seed=3, step=1, layer=2, site=0, element_first=1000)

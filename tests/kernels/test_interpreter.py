@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.soak import soaking
+
 HERE = Path(__file__).parent
 
 
 @pytest.mark.slow
+@pytest.mark.scaled
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_kernels_in_the_interpreter():
@@ -42,7 +45,7 @@ def test_kernels_in_the_interpreter():
         "addopts=--import-mode=importlib",
     ]
     done = subprocess.run(
-        [*command, "-m", "not gpu", *files],
+        [*command, "-m", "not gpu" if soaking() else "not gpu and not soak", *files],
         env=environment,
         cwd=HERE.parents[1],
         capture_output=True,

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from compiler import compile_run
 from program import Comm, CommOp, Instruction, RankProgram, Reduce, expand, resolve_buffer
 from program.errors import InputError
+from tests.soak import crossed
 from tests.trainer.pool import Pool
 from tests.trainer.ranks import GPT, LLAMA, make_run
 from tests.trainer.watching import Observed, observe
@@ -38,15 +39,14 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 LAYOUTS |= {f"{name}-one-sequence": LAYOUTS[name] | {"micro_batch_size": 1} for name in ("tp2", "tp2-pp2", "zero3")}
-CASES = [*((layout, "fp32") for layout in LAYOUTS), ("tp2-sp", "bf16"), ("zero1-dp2-pp2", "bf16"), ("zero3", "bf16")]
+MODELS = {"llama": LLAMA, "gpt": GPT}
+CASES = [f"{layout} fp32" for layout in LAYOUTS] + ["tp2-sp bf16", "zero1-dp2-pp2 bf16", "zero3 bf16"]
 
 
-@pytest.mark.parametrize("model", [LLAMA, GPT], ids=["llama", "gpt"])
-@pytest.mark.parametrize(("layout", "precision"), CASES)
-def test_a_step_does_exactly_what_its_program_says(
-    pool: Pool, layout: str, model: dict[str, Any], precision: str
-) -> None:
-    run = make_run(model, LAYOUTS[layout] | {"precision": precision})
+@crossed(case=CASES, model=MODELS)
+def test_a_step_does_exactly_what_its_program_says(pool: Pool, case: str, model: str) -> None:
+    layout, precision = case.split()
+    run = make_run(MODELS[model], LAYOUTS[layout] | {"precision": precision})
     program = compile_run(run)
     for rank, answer in enumerate(pool.run(observe, run)[: run.plan.world]):
         observed, groups = answer

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from compiler import compile_run
+from tests.soak import crossed
 from tests.trainer.pool import Pool
 from tests.trainer.ranks import GPT, LLAMA, make_run, train
 from tests.trainer.test_conformance import _hold_communications, _hold_products, _peak_bytes
@@ -34,8 +35,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("model", ["llama", "gpt"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@crossed(layout=LAYOUTS, model=["llama", "gpt"])
 def test_losses_norms_and_parameters_in_fp64(pool: Pool, model: str, layout: str) -> None:
     _hold(pool, model, LAYOUTS[layout] | DEEPSPEED)
 
@@ -51,8 +51,7 @@ def test_dropout_by_stored_masks(pool: Pool, layout: str) -> None:
     _hold(pool, "gpt", LAYOUTS[layout] | DEEPSPEED, "dropout")
 
 
-@pytest.mark.parametrize("model", ["llama", "gpt"])
-@pytest.mark.parametrize("layout", ["single", "tp2-pp2", "zero1-dp2-pp2"])
+@crossed(layout=["single", "tp2-pp2", "zero1-dp2-pp2"], model=["llama", "gpt"])
 def test_gradients_added_up_in_the_computing_type(pool: Pool, model: str, layout: str) -> None:
     _hold(pool, model, LAYOUTS[layout] | DEEPSPEED | {"precision": "fp32"})
 
@@ -67,14 +66,16 @@ def test_bf16_follows_the_fp32_reference(pool: Pool, zero: int) -> None:
         assert share.norms == pytest.approx(norms, rel=3e-2)
 
 
-@pytest.mark.parametrize("model", [LLAMA, GPT], ids=["llama", "gpt"])
-@pytest.mark.parametrize("precision", ["fp32", "fp64", "bf16"])
-@pytest.mark.parametrize("layout", ["tp2-pp2", "zero1-dp2-pp2", "recompute-tp2"])
-def test_a_step_does_exactly_what_its_program_says(
-    pool: Pool, layout: str, precision: str, model: dict[str, Any]
-) -> None:
-    dropout = {"dropout": 0.1, "attention_dropout": 0.1} if model is GPT else {}
-    run = make_run(model | dropout, LAYOUTS[layout] | DEEPSPEED | {"precision": precision})
+@crossed(
+    layout=["tp2-pp2", "zero1-dp2-pp2", "recompute-tp2", "tp2"],
+    precision=["fp32", "fp64", "bf16"],
+    model=["llama", "gpt"],
+)
+def test_a_step_does_exactly_what_its_program_says(pool: Pool, layout: str, precision: str, model: str) -> None:
+    dropout = {"dropout": 0.1, "attention_dropout": 0.1} if model == "gpt" else {}
+    run = make_run(
+        {"llama": LLAMA, "gpt": GPT}[model] | dropout, LAYOUTS[layout] | DEEPSPEED | {"precision": precision}
+    )
     program = compile_run(run)
     for rank, (observed, groups) in enumerate(pool.run(observe, run)[: run.plan.world]):
         mine = program.classes[program.class_of[rank]]

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from plan.run import Run
+from tests.soak import crossed
 from tests.trainer.oracle import Oracle
 from tests.trainer.pool import Pool
 from tests.trainer.ranks import GPT, LLAMA, assemble, initial_weights, make_run, text, train
@@ -84,8 +85,7 @@ def _hold_parameters(
         assert float(difference.max()) < tolerance, name
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@crossed(layout=LAYOUTS, model=MODELS)
 def test_losses_norms_and_parameters_in_fp64(pool: Pool, model: str, layout: str) -> None:
     _hold(pool, model, LAYOUTS[layout])
 
@@ -193,36 +193,31 @@ OFFLOADED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@crossed(strategy=STRATEGIES, model=MODELS)
 def test_strategies_train_as_the_reference_does(pool: Pool, model: str, strategy: str) -> None:
     _hold(pool, model, STRATEGIES[strategy])
 
 
-@pytest.mark.parametrize("model", EVERY)
-@pytest.mark.parametrize("alone", ALONE)
+@crossed(alone=ALONE, model=EVERY)
 def test_units_alone_on_their_chunks_train_as_the_reference_does(pool: Pool, model: str, alone: str) -> None:
     """A chunk of one unit reads what arrives in few places: of the embedding's gradient perhaps a gather alone."""
     unfused = {"attention": "unfused"} if model == "bloom" else {}
     _hold(pool, model, ALONE[alone] | unfused)
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("strategy", LATE_HEAD)
+@crossed(strategy=LATE_HEAD, model=MODELS)
 def test_weights_first_read_in_a_backward_are_waited_for(pool: Pool, model: str, strategy: str) -> None:
     """The GPT's table is tied: without a pipeline the embedding's forward has waited for it."""
     _hold(pool, model, LATE_HEAD[strategy])
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("strategy", PARTITIONED)
+@crossed(strategy=PARTITIONED, model=MODELS)
 def test_partitioned_parameters_train_as_the_reference_does(pool: Pool, model: str, strategy: str) -> None:
     """The GPT's embeddings are tied: two units gather and reduce the table."""
     _hold(pool, model, PARTITIONED[strategy])
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("strategy", OFFLOADED)
+@crossed(strategy=OFFLOADED, model=MODELS)
 def test_offloaded_state_trains_as_the_reference_does(pool: Pool, model: str, strategy: str) -> None:
     _hold(pool, model, OFFLOADED[strategy])
 
@@ -254,8 +249,7 @@ APART: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("layout", APART)
+@crossed(layout=APART, model=MODELS)
 def test_weight_gradients_apart_from_input_gradients_change_nothing(pool: Pool, model: str, layout: str) -> None:
     """zb-h1: tied (gpt) and untied (llama) embeddings, gathered again under sequence parallelism."""
     _hold(pool, model, APART[layout])
@@ -279,8 +273,7 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("name", ROWS)
-@pytest.mark.parametrize("model", MODELS)
+@crossed(name=ROWS, model=MODELS)
 def test_a_schedule_that_is_written_out_changes_nothing(pool: Pool, model: str, name: str) -> None:
     """The last weight gradients are made after a joint backward, and before one."""
     plan, *rows = ROWS[name]
