@@ -19,6 +19,8 @@ from program.errors import EXIT_FAULT, WindtunnelError
 
 Command = Callable[..., int | None]
 
+MOST_PRINTED = 40
+
 
 def guarded(command: Command) -> Command:
     """The command as typer should call it: returns nothing, exits with the code that the command returned or that
@@ -61,15 +63,17 @@ def outcome(action: Callable[[], int | None], as_json: bool) -> int:
 
 
 def report(problems: Sequence[str], as_json: bool) -> None:
-    """Every problem on stderr, and as JSON on stdout when asked for."""
+    """The problems on stderr, as many as somebody reads; as JSON on stdout, all of them, when asked for."""
     if as_json:
         print(json.dumps({"error": {"problems": list(problems)}}, indent=2, ensure_ascii=False))
     if len(problems) == 1:
         print(f"error: {problems[0]}", file=sys.stderr)
         return
     print(f"{len(problems)} problems:", file=sys.stderr)
-    for number, problem in enumerate(problems, 1):
+    for number, problem in enumerate(problems[:MOST_PRINTED], 1):
         print(f"  {number}. {problem}", file=sys.stderr)
+    if len(problems) > MOST_PRINTED:
+        print(f"  … and {len(problems) - MOST_PRINTED:,} more; --json lists all of them", file=sys.stderr)
 
 
 def report_usage(error: Exception, arguments: Sequence[str], commands: Container[str]) -> int:

@@ -73,7 +73,9 @@ def header_of(raw: object, where: str) -> Header:
     try:
         file = HeaderFile.model_validate(raw)
     except ValidationError as error:
-        raise InputError(_sentence(problem, where, HeaderFile, "header.") for problem in error.errors()[:20]) from None
+        raise InputError(
+            _sentence(problem, where, HeaderFile, ("header",)) for problem in error.errors()[:20]
+        ) from None
     clocks = {rank: Clock(clock.offset_s, clock.error_s) for rank, clock in file.clocks.items()}
     groups = {role: tuple(members) for role, members in file.groups.items()}
     return Header(**{name: getattr(file, name) for name in HeaderFile.model_fields} | {
@@ -81,8 +83,8 @@ def header_of(raw: object, where: str) -> Header:
     })  # fmt: skip
 
 
-def _sentence(problem: Any, where: str, model: type[BaseModel], inside: str = "") -> str:
-    path = inside + ".".join(str(step) for step in problem["loc"])
+def _sentence(problem: Any, where: str, model: type[BaseModel], inside: tuple[str, ...] = ()) -> str:
+    path = ".".join([*inside, *map(str, problem["loc"])])
     if problem["type"] == "extra_forbidden":
         return f"{where}: unknown key {path}; {did_you_mean(str(problem['loc'][-1]), list(model.model_fields))}"
     if problem["type"] == "missing":

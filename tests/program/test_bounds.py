@@ -133,6 +133,11 @@ def test_a_header_of_another_type_is_named(changed: dict[str, Any], said: str, t
         load(stored(tmp_path / "t.json.gz", header=header))
 
 
+def test_no_header_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="header is null: "):
+        load(stored(tmp_path / "t.json.gz", header=None))
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

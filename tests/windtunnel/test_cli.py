@@ -19,7 +19,7 @@ from tests.windtunnel.conftest import Called
 from tests.windtunnel.run_folders import profile_file
 from windtunnel import __main__, cli, demo
 from windtunnel.commands import COMMANDS
-from windtunnel.edge import EXIT_FAULT, outcome
+from windtunnel.edge import EXIT_FAULT, MOST_PRINTED, outcome, report
 from windtunnel.output import json_text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,6 +87,14 @@ def test_every_problem_is_reported_and_exit_codes_come_from_the_error(capsys: py
     seen = capsys.readouterr()
     assert json.loads(seen.out) == {"error": {"problems": ["first", "second"]}}
     assert seen.err == "2 problems:\n  1. first\n  2. second\n"
+
+
+def test_thousands_of_problems_are_counted_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    report([f"problem {number}" for number in range(3_000)], as_json=True)
+    seen = capsys.readouterr()
+    assert len(json.loads(seen.out)["error"]["problems"]) == 3_000
+    assert seen.err.splitlines()[-1] == f"  … and {3_000 - MOST_PRINTED:,} more; --json lists all of them"
+    assert len(seen.err.splitlines()) == MOST_PRINTED + 2
 
 
 def test_a_fault_of_ours_is_one_line_and_another_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
