@@ -13,58 +13,23 @@ speed a regression with a chance of at most LEVEL.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from program.errors import InputError
 from program.timeline import Header
-from reports.check_spread import (
-    FEWEST,
-    FEWEST_RECORDED,
-    QUANTILES,
-    UNDISTURBED,
-    Change,
-    Floats,
-    change,
-    level,
-    sparse_level,
-)
-from reports.compare import ClassRow, Comparison
+from reports.check_classes import class_changes
+from reports.check_side import Side, Work
+from reports.check_spread import FEWEST, QUANTILES, change, level
+from reports.compare import Comparison
 from reports.described import DESCRIBED
-from reports.measured import MOST_WARM_UP_STEPS, warm_up_steps
+from reports.measured import MOST_WARM_UP_STEPS
 
 LEVEL = 0.05
 """Half of it for the steps, half for the classes."""
-WORTH = 0.01
+WORTH = 0.005
 """A class regresses when its excess is worth this share of the step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What a run does in a step: its ranks, its tokens, and the time one device would take according to the twin."""
-
-    world: int
-    tokens: int
-    one_device_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One of the two runs: held against its forecast, with what it measured in order."""
-
-    comparison: Comparison
-    work: Work
-    times_s: Sequence[float]
-    """Every step, warm-up included."""
-    class_s: Mapping[str, Floats]
-    """Seconds of each operation class, [instructions, recorded steps] (reports.check_classes)."""
-    header: Header
-
-    @property
-    def kept_s(self) -> Sequence[float]:
-        """The steps after warm-up."""
-        return self.times_s[warm_up_steps(len(self.times_s)) :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,13 +185,14 @@ def _moved(baseline: Side, run: Side, residual: float, tolerance: float, step_at
     for row in after.classes:
         known = old.get(row.name)
         expected = row.predicted_s * (known.measured_s / known.predicted_s if known else residual)
-        found = _class_change(known, row, baseline, run)
-        least = None if found is None else found.bounds(LEVEL / 2 / len(after.classes))[0]
-        # A class that is slower beside another stream costs nothing: the steps must leave room for its excess.
-        worth = 0.0 if found is None else found.slowdown * expected / step_s
-        regressed = least is not None and least > tolerance and WORTH <= worth <= step_at_most
-        recorded = min(_recorded(side, row.name) for side in (baseline, run))
-        slowdown = None if found is None else found.slowdown
+        found = [] if known is None else class_changes(known, row, baseline, run)
+        least = min((one.bounds(LEVEL / 2 / len(after.classes))[0] for one in found), default=None)
+        slowdown = found[0].slowdown if found else None
+        worth = 0.0 if slowdown is None else slowdown * expected / step_s
+        # Communication that is slower beside compute costs nothing: the steps must leave room for its excess.
+        hidden = row.communication and worth > step_at_most
+        regressed = least is not None and least > tolerance and worth >= WORTH and not hidden
+        recorded = min(side.recorded(row.name) for side in (baseline, run))
         rows.append(
             MovedClass(
                 row.name, row.measured_s, expected, row.measured_s - expected, recorded, slowdown, least, regressed
@@ -234,28 +200,6 @@ def _moved(baseline: Side, run: Side, residual: float, tolerance: float, step_at
         )
     rows.append(_idle(before, after, residual, rows))
     return tuple(sorted(rows, key=lambda row: (-row.excess_s, row.name)))
-
-
-def _class_change(old: ClassRow | None, new: ClassRow, baseline: Side, run: Side) -> Change | None:
-    """How much slower a class is, or None where the recorded steps cannot say."""
-    if (
-        old is None
-        or new.predicted_s <= 0
-        or min(_recorded(side, new.name) for side in (baseline, run)) < FEWEST_RECORDED
-    ):
-        return None
-    levels = []
-    for side in (baseline, run):
-        times_s = side.class_s[new.name]
-        if not (times_s.sum(axis=0) > 0).all():
-            return None
-        enough = times_s.shape[1] >= FEWEST
-        levels.append(level(times_s, UNDISTURBED) if enough else sparse_level(times_s, side.kept_s))
-    return change(levels[0], levels[1], math.log(new.predicted_s / old.predicted_s))
-
-
-def _recorded(side: Side, name: str) -> int:
-    return side.class_s[name].shape[1] if name in side.class_s else 0
 
 
 def _idle(before: Comparison, after: Comparison, residual: float, rows: Sequence[MovedClass]) -> MovedClass:

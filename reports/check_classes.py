@@ -1,17 +1,18 @@
-"""The time of every operation class in every recorded step: what the gate takes a class's spread from."""
+"""The time of every operation class in every recorded step, and how much slower the gate finds a class to be."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from program.timeline import Timeline
 from program.timeline.skew import split
+from reports.check_side import Side
+from reports.check_spread import FEWEST, FEWEST_RECORDED, Change, Floats, change, sparse_level, undisturbed_level
+from reports.compare import ClassRow
 from reports.joining import operation
-
-Floats = NDArray[np.float64]
 
 
 def class_times_s(steps: Iterable[Timeline]) -> dict[str, Floats]:
@@ -35,3 +36,36 @@ def _ordered(timeline: Timeline) -> tuple[list[str], Floats]:
     order = np.lexsort((timeline.columns["id"], timeline.columns["rank"]))
     ranks = len(np.unique(timeline.columns["rank"]))
     return [operation(*words[row]) for row in order.tolist()], work_s[order] / ranks
+
+
+def class_changes(old: ClassRow, new: ClassRow, baseline: Side, run: Side) -> list[Change]:
+    """How much slower a class is, and how much slower than the run's other classes: both must exceed the tolerance, so
+    that a machine that is slower as a whole is not taken for one operation. Empty where the recorded steps cannot say;
+    the first alone where they are few."""
+    name, few = new.name, min(side.recorded(new.name) for side in (baseline, run))
+    if new.predicted_s <= 0 or few < FEWEST_RECORDED:
+        return []
+    before_s, after_s = baseline.class_s[name], run.class_s[name]
+    if not all((times_s.sum(axis=0) > 0).all() for times_s in (before_s, after_s)):
+        return []
+    expected = math.log(new.predicted_s / old.predicted_s)
+    if few < FEWEST:
+        return [change(sparse_level(before_s, baseline.kept_s), sparse_level(after_s, run.kept_s), expected)]
+    found = [change(undisturbed_level(before_s), undisturbed_level(after_s), expected)]
+    others = _others(name, baseline, run)
+    if others:
+        beside = [np.concatenate([side.class_s[other] for other in others]) for side in (baseline, run)]
+        ratios = undisturbed_level(before_s, beside[0]), undisturbed_level(after_s, beside[1])
+        forecasts = [sum(_forecast(side)[other] for other in others) for side in (baseline, run)]
+        found.append(change(ratios[0], ratios[1], expected - math.log(forecasts[1] / forecasts[0])))
+    return found
+
+
+def _others(name: str, *sides: Side) -> list[str]:
+    """The classes beside one that both runs have, in the same steps as it."""
+    names = set.intersection(*({other for other, s in _forecast(side).items() if s > 0} for side in sides)) - {name}
+    return sorted(other for other in names if all(side.recorded(other) == side.recorded(name) for side in sides))
+
+
+def _forecast(side: Side) -> dict[str, float]:
+    return {row.name: row.predicted_s for row in side.comparison.classes}

@@ -1,8 +1,9 @@
 """How far the times of two runs are apart, and how far apart their spread alone would put them.
 
 A busy machine adds time in spells of several steps, so single steps are no independent samples. A run's times are cut
-into batches of consecutive steps; the spread of the batches' levels, and how alike neighbours are, say how well the
-run's level is known.
+into batches of consecutive steps. Of steps, the spread of the batches' levels, and how alike neighbours are, say how
+well the run's level is known. Of an operation class, whose instructions the machine leaves alone in some steps, the
+level is taken from all recorded steps, and each batch left out in turn says how much it rests on few of them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ FEWEST_RECORDED = 3
 QUANTILES = {"median": 0.5, "lower quartile": 0.25}
 """The typical step, and one that the machine disturbed less."""
 UNDISTURBED = 0.1
-"""An instruction is short: in most batches one of its executions is left alone by the machine."""
+"""An instruction is short: the machine leaves some of its executions alone."""
 POWER = 0.9
 
 
@@ -62,16 +63,32 @@ class Change:
 
 
 def level(times_s: Sequence[float] | Floats, quantile: float) -> Level:
-    """The level of times [steps], or [instructions, steps], of at least FEWEST steps in order: the mean over the
-    batches of what the instructions take together, each at this quantile of the batch."""
-    rows = np.atleast_2d(np.asarray(times_s, dtype=np.float64))
-    parts = np.array_split(rows, BATCHES, axis=1)
-    levels = np.array([_log_sum(part, quantile) for part in parts])
+    """The level of times [steps], of at least FEWEST steps in order: the mean of the batches' levels at this
+    quantile."""
+    parts = np.array_split(np.asarray(times_s, dtype=np.float64), BATCHES)
+    levels = np.log([float(np.quantile(part, quantile)) for part in parts])
     away = levels - levels.mean()
     variance = float(away @ away) / (BATCHES - 1)
     # Neighbours are alike where a slow spell outlasts a batch; then fewer batches than BATCHES are independent.
     alike = max(0.0, float(away[1:] @ away[:-1]) / float(away @ away)) if variance else 0.0
     return Level(float(levels.mean()), math.sqrt(variance / BATCHES * (1 + 2 * alike)), BATCHES - 1)
+
+
+def undisturbed_level(times_s: Floats, beside_s: Floats | None = None) -> Level:
+    """The level of a class in at least FEWEST recorded steps, [instructions, steps]: what its instructions take
+    together, each where the machine disturbs it least. With `beside_s` of other instructions, in the same steps, the
+    level is the ratio to theirs. The error is the jackknife's (Tukey 1958), a batch left out at a time."""
+    parts = np.array_split(np.arange(times_s.shape[1]), BATCHES)
+    kept = [np.concatenate(parts[:left] + parts[left + 1 :]) for left in range(BATCHES)]
+
+    def found(steps: NDArray[np.intp]) -> float:
+        beside = 0.0 if beside_s is None else _log_sum(beside_s[:, steps], UNDISTURBED)
+        return _log_sum(times_s[:, steps], UNDISTURBED) - beside
+
+    without = np.array([found(steps) for steps in kept])
+    away = without - without.mean()
+    error = math.sqrt(float(away @ away) * (BATCHES - 1) / BATCHES)
+    return Level(found(np.concatenate(parts)), error, BATCHES - 1)
 
 
 def sparse_level(times_s: Floats, steps_s: Sequence[float]) -> Level:

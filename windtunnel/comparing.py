@@ -21,7 +21,8 @@ from windtunnel.simulating import SimulatedRun, simulate
 if TYPE_CHECKING:
     from plan.run import Run
     from program.timeline import Timeline
-    from reports.check import Side, Verdict, Work
+    from reports.check import Verdict
+    from reports.check_side import Side, Work
     from reports.compare import Comparison
 
 LARGEST_TOLERANCE = 10.0
@@ -139,8 +140,8 @@ def judged(baseline: str, run_dir: str, tolerance: float, profile: Any = None) -
 
 
 def _side(folder: RunFolder, profile: Any) -> Side:
-    from reports.check import Side
     from reports.check_classes import class_times_s
+    from reports.check_side import Side
 
     found, classes = compare_folder(folder, profile, 1), class_times_s(folder.recorded_steps())
     return Side(found.comparison, _work(found, profile), folder.step_times_s(), classes, found.measured.header)
@@ -153,7 +154,7 @@ def _profile(given: Any) -> Any:
 
 
 def _work(found: Compared, profile: Any) -> Work:
-    from reports.check import Work
+    from reports.check_side import Work
 
     assert found.run is not None  # both sides of the gate are run folders
     return Work(found.run.plan.world, found.run.tokens_per_step, one_device_s(found.run, profile))

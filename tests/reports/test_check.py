@@ -11,8 +11,9 @@ import pytest
 
 from program.errors import InputError
 from program.timeline import Timeline
-from reports.check import Side, Verdict, Work, check
+from reports.check import Verdict, check
 from reports.check_classes import class_times_s
+from reports.check_side import Side, Work
 from reports.check_spread import FEWEST, level, t_quantile
 from reports.check_text import check_text
 from reports.compare import compare
