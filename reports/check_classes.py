@@ -39,9 +39,9 @@ def _ordered(timeline: Timeline) -> tuple[list[str], Floats]:
 
 
 def class_changes(old: ClassRow, new: ClassRow, baseline: Side, run: Side) -> list[Change]:
-    """How much slower a class is, and how much slower than the run's other classes: both must exceed the tolerance, so
-    that a machine that is slower as a whole is not taken for one operation. Empty where the recorded steps cannot say;
-    the first alone where they are few."""
+    """How much slower a class is, and how much slower than the others of its kind, compute or communication: both must
+    exceed the tolerance, so that a machine that is slower as a whole is not taken for one operation. Empty where the
+    recorded steps cannot say; the first alone where they are few, or nothing else is of its kind."""
     name, few = new.name, min(side.recorded(new.name) for side in (baseline, run))
     if new.predicted_s <= 0 or few < FEWEST_RECORDED:
         return []
@@ -52,7 +52,7 @@ def class_changes(old: ClassRow, new: ClassRow, baseline: Side, run: Side) -> li
     if few < FEWEST:
         return [change(sparse_level(before_s, baseline.kept_s), sparse_level(after_s, run.kept_s), expected)]
     found = [change(undisturbed_level(before_s), undisturbed_level(after_s), expected)]
-    others = _others(name, baseline, run)
+    others = _others(new, baseline, run)
     if others:
         beside = [np.concatenate([side.class_s[other] for other in others]) for side in (baseline, run)]
         ratios = undisturbed_level(before_s, beside[0]), undisturbed_level(after_s, beside[1])
@@ -61,10 +61,19 @@ def class_changes(old: ClassRow, new: ClassRow, baseline: Side, run: Side) -> li
     return found
 
 
-def _others(name: str, *sides: Side) -> list[str]:
-    """The classes beside one that both runs have, in the same steps as it."""
-    names = set.intersection(*({other for other, s in _forecast(side).items() if s > 0} for side in sides)) - {name}
-    return sorted(other for other in names if all(side.recorded(other) == side.recorded(name) for side in sides))
+def _others(row: ClassRow, *sides: Side) -> list[str]:
+    """The other classes of its kind that both runs have, in the same steps as it. Where computing ranks share cores
+    with somebody, communication, which waits more than it computes, is not slowed with compute."""
+    alike = [
+        {
+            other.name
+            for other in side.comparison.classes
+            if other.predicted_s > 0 and other.communication == row.communication and other.name != row.name
+        }
+        for side in sides
+    ]
+    names = set.intersection(*alike)
+    return sorted(name for name in names if all(side.recorded(name) == side.recorded(row.name) for side in sides))
 
 
 def _forecast(side: Side) -> dict[str, float]:

@@ -67,11 +67,15 @@ def level(times_s: Sequence[float] | Floats, quantile: float) -> Level:
     quantile."""
     parts = np.array_split(np.asarray(times_s, dtype=np.float64), BATCHES)
     levels = np.log([float(np.quantile(part, quantile)) for part in parts])
+    return Level(float(levels.mean()), math.sqrt(_squares(levels) / BATCHES / (BATCHES - 1)), BATCHES - 1)
+
+
+def _squares(levels: Floats) -> float:
+    """The sum of squares about the mean. Neighbours are alike where a slow spell outlasts a batch: fewer batches are
+    then independent, and the sum counts for more."""
     away = levels - levels.mean()
-    variance = float(away @ away) / (BATCHES - 1)
-    # Neighbours are alike where a slow spell outlasts a batch; then fewer batches than BATCHES are independent.
-    alike = max(0.0, float(away[1:] @ away[:-1]) / float(away @ away)) if variance else 0.0
-    return Level(float(levels.mean()), math.sqrt(variance / BATCHES * (1 + 2 * alike)), BATCHES - 1)
+    squares = float(away @ away)
+    return squares + 2 * max(0.0, float(away[1:] @ away[:-1]))
 
 
 def undisturbed_level(times_s: Floats, beside_s: Floats | None = None) -> Level:
@@ -85,9 +89,7 @@ def undisturbed_level(times_s: Floats, beside_s: Floats | None = None) -> Level:
         beside = 0.0 if beside_s is None else _log_sum(beside_s[:, steps], UNDISTURBED)
         return _log_sum(times_s[:, steps], UNDISTURBED) - beside
 
-    without = np.array([found(steps) for steps in kept])
-    away = without - without.mean()
-    error = math.sqrt(float(away @ away) * (BATCHES - 1) / BATCHES)
+    error = math.sqrt(_squares(np.array([found(steps) for steps in kept])) * (BATCHES - 1) / BATCHES)
     return Level(found(np.concatenate(parts)), error, BATCHES - 1)
 
 
