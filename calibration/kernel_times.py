@@ -157,18 +157,19 @@ class KernelTimes:
         """(entry, dtype to ask it in, factor on its time, what was given up or '')."""
         for op, note in _similar(call):
             for dtype in (call.dtype, "*"):
-                for variant in _variants(call.variant):
+                for variant in _variants(call):
                     entry = self._entries.get((op, dtype, variant))
                     if entry is not None:
                         return entry, call.dtype, 1.0, note
             other = self._other_dtype(op, call)
             if other is not None:
-                return (*other, f"{op} in {other[0].dtype} stands in for {call.op} in {call.dtype}")
+                given = _named(op, other[0].dtype, other[0].variant)
+                return (*other, f"{given} stands in for {_named(call.op, call.dtype, call.variant)}")
         raise KeyError(f"the profile has no entry for {call.op} and no fit of its class")
 
     def _other_dtype(self, op: str, call: KernelCall) -> tuple[Entry, str, float] | None:
         same_op = [entry for entry in self._entries.values() if entry.op == op]
-        found = [entry for entry in same_op if entry.variant in _variants(call.variant)] or same_op
+        found = [entry for entry in same_op if entry.variant in _variants(call)] or same_op
         if not found:
             return None
         size = DTYPE_BYTES[call.dtype]
@@ -178,10 +179,16 @@ class KernelTimes:
         return entry, entry.dtype, size / DTYPE_BYTES[entry.dtype]
 
 
-def _variants(variant: str) -> tuple[str, ...]:
-    """A variant and what may stand for it: 'tn+acc32' → 'tn+acc32', 'tn', '*'."""
+def _variants(call: KernelCall) -> tuple[str, ...]:
+    """A call's variant and what may stand for it: 'tn+acc32' → 'tn+acc32', 'tn', '*'. A copy of no variant keeps its
+    type."""
+    variant = call.variant or (f"{call.dtype}->{call.dtype}" if call.op == "copy" else "")
     base = variant.partition("+")[0]
     return (variant, "*") if base == variant else (variant, base, "*")
+
+
+def _named(op: str, dtype: str, variant: str) -> str:
+    return f"{op} {variant} in {dtype}" if variant not in ("", "*") else f"{op} in {dtype}"
 
 
 def _similar(call: KernelCall) -> tuple[tuple[str, str], ...]:

@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 from calibration.collectives import Geometry
+from calibration.kernel_times import Entry, KernelTimes
+from calibration.lookup import Curve, Line
 from calibration.profile import Profile, load_profile
 from calibration.profile_paths import shipped_profiles
 from program import KernelCall
@@ -89,6 +91,16 @@ def test_another_dtype_stands_in_and_is_said_so(small: Profile) -> None:
     call = KernelCall("gemm", (1024, 1024, 1024), "fp32", "nt")
     assert small.kernel_s(call) == pytest.approx(8.0e-5)
     assert small.covers(call).status == "missing"
+
+
+def test_a_copy_keeps_its_type_unless_it_names_another() -> None:
+    """The conversion stood first by name, and its price in for every copy."""
+    rates = {"fp32->bf16": 1e9, "fp32->fp32": 4e9}
+    times = KernelTimes(Entry("copy", "fp32", variant, memory=Curve(Line(1e-6, rate))) for variant, rate in rates.items())
+    call = KernelCall("copy", (1_000_000,), "fp32")
+    assert times.seconds(call) == pytest.approx(1e-6 + 8e6 / 4e9)
+    assert times.covers(call).status != "missing"
+    assert times.covers(KernelCall("copy", (8,), "int64")).how == "copy fp32->bf16 in fp32 stands in for copy in int64"
 
 
 def test_time_grows_with_the_work(small: Profile) -> None:
