@@ -96,7 +96,9 @@ def test_another_dtype_stands_in_and_is_said_so(small: Profile) -> None:
 def test_a_copy_keeps_its_type_unless_it_names_another() -> None:
     """The conversion stood first by name, and its price in for every copy."""
     rates = {"fp32->bf16": 1e9, "fp32->fp32": 4e9}
-    times = KernelTimes(Entry("copy", "fp32", variant, memory=Curve(Line(1e-6, rate))) for variant, rate in rates.items())
+    times = KernelTimes(
+        Entry("copy", "fp32", variant, memory=Curve(Line(1e-6, 1 / rate))) for variant, rate in rates.items()
+    )
     call = KernelCall("copy", (1_000_000,), "fp32")
     assert times.seconds(call) == pytest.approx(1e-6 + 8e6 / 4e9)
     assert times.covers(call).status != "missing"
