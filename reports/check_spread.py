@@ -31,16 +31,18 @@ POWER = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """The level of a run's times: log seconds, its standard error and the error's degrees of freedom."""
+    """The level of a run's times: log seconds, its standard error and the error's degrees of freedom. `parts`: what
+    each batch has in the error, of which it is the root sum of squares about their mean; empty where there are none."""
 
     log_s: float
     error: float
     freedom: int
+    parts: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The log ratio of two levels beyond what is expected, with its standard error and degrees of freedom (Welch's)."""
+    """The log ratio of two levels beyond what is expected, with its standard error and degrees of freedom."""
 
     log_ratio: float
     error: float
@@ -67,7 +69,11 @@ def level(times_s: Sequence[float] | Floats, quantile: float) -> Level:
     quantile."""
     parts = np.array_split(np.asarray(times_s, dtype=np.float64), BATCHES)
     levels = np.log([float(np.quantile(part, quantile)) for part in parts])
-    return Level(float(levels.mean()), math.sqrt(_squares(levels) / BATCHES / (BATCHES - 1)), BATCHES - 1)
+    return _level(float(levels.mean()), levels / math.sqrt(BATCHES * (BATCHES - 1)))
+
+
+def _level(log_s: float, parts: Floats) -> Level:
+    return Level(log_s, math.sqrt(_squares(parts)), len(parts) - 1, tuple(parts.tolist()))
 
 
 def _squares(levels: Floats) -> float:
@@ -89,8 +95,8 @@ def undisturbed_level(times_s: Floats, beside_s: Floats | None = None) -> Level:
         beside = 0.0 if beside_s is None else _log_sum(beside_s[:, steps], UNDISTURBED)
         return _log_sum(times_s[:, steps], UNDISTURBED) - beside
 
-    error = math.sqrt(_squares(np.array([found(steps) for steps in kept])) * (BATCHES - 1) / BATCHES)
-    return Level(found(np.concatenate(parts)), error, BATCHES - 1)
+    without = np.array([found(steps) for steps in kept])
+    return _level(found(np.concatenate(parts)), without * math.sqrt((BATCHES - 1) / BATCHES))
 
 
 def sparse_level(times_s: Floats, steps_s: Sequence[float]) -> Level:
@@ -108,10 +114,16 @@ def _log_sum(rows: Floats, quantile: float) -> float:
 
 
 def change(before: Level, after: Level, expected_log_ratio: float = 0.0) -> Change:
-    """How much longer the times of `after` are, beyond what is expected."""
+    """How much longer the times of `after` are, beyond what is expected. Batches are held against those of the same
+    place in the other run: what both runs have in common (they took turns, or one is the other with something added)
+    is then no spread, and nothing is lost where they have nothing in common."""
+    log_ratio = after.log_s - before.log_s - expected_log_ratio
+    if before.parts and after.parts:
+        parts = np.array(after.parts) - np.array(before.parts)
+        return Change(log_ratio, math.sqrt(_squares(parts)), len(parts) - 1)
     a, b = before.error**2, after.error**2
     freedom = (a + b) ** 2 / (a**2 / before.freedom + b**2 / after.freedom) if a + b > 0 else math.inf
-    return Change(after.log_s - before.log_s - expected_log_ratio, math.sqrt(a + b), freedom)
+    return Change(log_ratio, math.sqrt(a + b), freedom)
 
 
 def t_quantile(probability: float, freedom: float) -> float:

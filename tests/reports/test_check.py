@@ -14,7 +14,7 @@ from program.timeline import Timeline
 from reports.check import Verdict, check
 from reports.check_classes import class_times_s
 from reports.check_side import Side, Work
-from reports.check_spread import FEWEST, level, t_quantile
+from reports.check_spread import FEWEST, change, level, t_quantile
 from reports.check_text import check_text
 from reports.compare import compare
 from tests.reports.simulations import header, measured, predicted
@@ -212,6 +212,14 @@ def test_the_error_grows_with_spells_longer_than_a_batch() -> None:
     """The same times in another order: one slow spell, or slow steps all over."""
     times_s = np.random.default_rng(1).lognormal(0, 0.1, 56)
     assert level(np.sort(times_s), 0.5).error > 3 * level(times_s, 0.5).error
+
+
+def test_what_both_runs_have_in_common_is_no_spread() -> None:
+    """Of two runs that took turns on a machine of long spells, or of one with something added to its logs."""
+    spells = np.random.default_rng(1).lognormal(0, 0.5, 56)
+    one, other = level(spells, 0.5), level(1.1 * spells, 0.5)
+    assert change(one, other).error == pytest.approx(0, abs=1e-12)
+    assert change(one, level(spells[::-1], 0.5)).error > one.error
 
 
 @pytest.mark.parametrize(
