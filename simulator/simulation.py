@@ -124,7 +124,7 @@ class _Job:
         skipped: where streams slow each other both ways, or a CPU's cores are shared, what runs beside what is more
         than a few nodes' business."""
         total, least = repetitions(self.program), 0
-        if 2 * FEWEST >= total:
+        if total <= 2 * FEWEST:
             return None
         short = written_out(with_repetitions(self.program, FEWEST))
         stages = [self.program.classes[symmetry_class.program] for symmetry_class in self.symmetry_classes]
@@ -155,7 +155,7 @@ class _Job:
         engine = Engine(contention, synchronous, cores, wake_ps, PERIODS)
         coarse = self.coarse and not synchronous
         plans = Cutter(program, self.cluster, profile, contention, coarse, self.kernels)
-        engine.ranks = [self._rank(engine, symmetry_class, plans, repeating) for symmetry_class in self.symmetry_classes]
+        engine.ranks = [self._rank(engine, each, plans, repeating) for each in self.symmetry_classes]
         engine.checks_all = plans.checks_all
         return engine
 

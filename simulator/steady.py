@@ -2,10 +2,10 @@
 
 A program whose calls repeat (`program.calls`) is simulated with few repetitions (`simulator.script`). Times are whole
 picoseconds and follow from what a node waits for: its stream, its waits, its host, its partners, all at most `reach`
-repetitions away. When over more than twice that reach every output of every rank comes again `every` repetitions later, one `shift` later,
-then moving whatever lies behind by that shift and putting the repetitions in between satisfies each node's rule again:
-the longer simulation is that, to the picosecond. Three things need a look of their own, and where they do not hold
-nothing is skipped:
+repetitions away. When over more than twice that reach every output of every rank comes again `every` repetitions later,
+one `shift` later, then moving whatever lies behind by that shift and putting the repetitions in between satisfies each
+node's rule again: the longer simulation is that, to the picosecond. Three things need a look of their own, and where
+they do not hold nothing is skipped:
 
 * what is waited for from far before the repetitions (the tail of a stream that they do not use) must come too early to
   matter, and then does so in the longer simulation too;
