@@ -54,15 +54,15 @@ class Repeated(Sequence[Call]):
             return tuple(self[i] for i in range(*index.indices(len(self))))
         index = range(len(self))[index]
         turns = self._turns_before(index)
-        return self._moved(self.kept[index - turns * self.period], turns)
+        return self.moved(self.kept[index - turns * self.period], turns)
 
     def __iter__(self) -> Iterator[Call]:
         yield from self.kept[: self.seam]
         for turns in range(self.times):
             for call in self.kept[self.seam : self.seam + self.period]:
-                yield self._moved(call, turns)
+                yield self.moved(call, turns)
         for call in self.kept[self.seam :]:
-            yield self._moved(call, self.times)
+            yield self.moved(call, self.times)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Repeated) and len(self.kept) == len(other.kept) and self.seam == other.seam:
@@ -75,7 +75,8 @@ class Repeated(Sequence[Call]):
     def _turns_before(self, index: int) -> int:
         return max(0, min((index - self.seam) // self.period, self.times))
 
-    def _moved(self, call: Call, turns: int) -> Call:
+    def moved(self, call: Call, turns: int) -> Call:
+        """A kept call from the seam on, as it stands so many repetitions later."""
         if not turns:
             return call
         blocks, place = self._turns[call.block]

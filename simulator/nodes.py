@@ -16,7 +16,7 @@ from simulator.costs import COMPUTE_STREAM, Row
 from simulator.sharing import Activity, slowed_end
 
 if TYPE_CHECKING:
-    from simulator.engine import RankSimulation
+    from simulator.rank import RankSimulation
     from simulator.segments import Merged
 
 
@@ -118,6 +118,7 @@ class Op:
         "before",
         "call",
         "channel",
+        "closes",
         "held",
         "issued",
         "last",
@@ -128,6 +129,7 @@ class Op:
         "seq",
         "sources",
         "start",
+        "stretch",
         "version",
         "waiters",
     )
@@ -136,6 +138,7 @@ class Op:
         self.rank = rank
         self.row = row
         self.call = call
+        self.stretch = rank.script.stretch
         self.issued = issued
         self.sources: Sequence[Source] = sources
         self.waiters: list[Waiter] | None = None
@@ -147,6 +150,7 @@ class Op:
         self.version = 0
         self.before: Trail | None = None
         self.held = rank.held
+        self.closes = False  # the period
         for node, k in sources:
             if node.outs[k] is None:
                 node.call_back(k, self)
@@ -167,6 +171,8 @@ class Op:
 
     def begin(self) -> None:
         """All sources have ended: take the latest, and move (or wait for partners)."""
+        if self.stretch == self.rank.script.gate:
+            self.rank.opened()
         latest, cause, output = FLOOR, None, 0
         for node, k in self.sources:
             time = node.outs[k]
@@ -216,8 +222,8 @@ class Op:
             rank.account[self.row.work] += end - self.start
             rank.front = end
             rank.running = None
-            rank.computed(self.call)
-            if rank.boundary == (self.call, self.row.local):
+            rank.computed(self.stretch)
+            if self.closes:
                 rank.mark(end)
         waiters = self.waiters
         if waiters is not None:

@@ -18,7 +18,7 @@ from simulator.merged import Merge, Outcome
 from simulator.nodes import Op, Source, Waiter
 
 if TYPE_CHECKING:
-    from simulator.engine import RankSimulation
+    from simulator.rank import RankSimulation
 
 _NOTHING: dict[int, tuple[int, Trail]] = {}
 
@@ -39,6 +39,7 @@ class Merged:
         "rank",
         "segment",
         "sources",
+        "stretch",
         "version",
         "waiters",
     )
@@ -50,6 +51,7 @@ class Merged:
         self.rank = rank
         self.segment = segment
         self.call = call
+        self.stretch = rank.script.stretch
         self.host = host
         self.held = rank.held
         self.sources: Sequence[Source | None] = sources
@@ -80,6 +82,8 @@ class Merged:
         """All inputs are known: so is the whole segment, but for windows that may still open."""
         rank, merge = self.rank, self.segment.merge
         assert merge is not None
+        if self.stretch == rank.script.gate:
+            rank.opened()
         inputs = self.inputs = [FLOOR if s is None else s[0].outs[s[1]] for s in self.sources]  # type: ignore[misc]
         if not rank.engine.windowed:
             self.first, self.outcome = merge.simulate(self.host, inputs)
@@ -175,7 +179,7 @@ class Merged:
                     self.before = {**self.before, index: (inputs[index], trail)}
         self.sources = ()
         rank.front = end
-        rank.computed(self.call)
+        rank.computed(self.stretch)
 
     def _blame_entry(self, merge: Merge, first: int, inputs: list[int]) -> None:
         latest, cause = FLOOR, None

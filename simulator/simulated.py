@@ -13,8 +13,8 @@ from program import StepProgram
 from program.cluster import Cluster
 from simulator.breakdown import CLASSES, fractions
 from simulator.clock import seconds
-from simulator.engine import RankSimulation
 from simulator.fold import SymmetryClass
+from simulator.rank import RankSimulation
 
 
 @dataclass(frozen=True)

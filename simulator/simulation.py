@@ -15,33 +15,26 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from calibration.profile import Profile
-from program import (
-    Block,
-    KernelCall,
-    RankProgram,
-    StepProgram,
-    repetitions,
-    with_repetitions,
-    written_out,
-)
+from program import KernelCall, Repeated, StepProgram, repetitions, with_repetitions, written_out
 from program.cluster import Cluster
 from program.gc_paused import gc_paused
 from program.timeline import Timeline
 from simulator.clock import picoseconds
-from simulator.coarsen import Cut, cut, fine_calls, waited_ports
-from simulator.costs import Pricer
-from simulator.engine import Engine, Lane, RankSimulation
+from simulator.cutter import Cutter
+from simulator.engine import Engine
 from simulator.fold import SymmetryClass, fold
 from simulator.interval import Interval, interval
 from simulator.memory import StageMemory, simulate_memory
 from simulator.nodes import NotInStep
+from simulator.rank import Lane, RankSimulation
+from simulator.script import Growing, NotRepeating, Repeating, Script
 from simulator.sharing import Contention
 from simulator.simulated import Simulated
 from simulator.steady import Shift, reach_of, shift_of
 from simulator.timeline import predicted_timeline
 
 PERIODS = 2
-FEWEST = 4  # repetitions of a steady state that are simulated at least
+FEWEST = 4  # repetitions that are fewer than half of those worth skipping, and have every block waited for
 
 
 @dataclass(frozen=True)
@@ -122,49 +115,71 @@ class _Job:
 
     def _whole(self) -> Simulation:
         """Simulate all."""
-        engine = self._engine(written_out(self.program), kept=False)
+        engine = self._engine(written_out(self.program))
         engine.simulate()
         return self._simulation(engine)
 
     def _skipping(self) -> Simulation | None:
-        """Simulate ever more repetitions until they come again; None when that takes most of them."""
-        total, times = repetitions(self.program), FEWEST
-        reach = self._reach() if 2 * times < total else None
-        if reach is None:
+        """Simulate repetitions until they come again; None when that takes most of them, and where nothing may be
+        skipped: where streams slow each other both ways, or a CPU's cores are shared, what runs beside what is more
+        than a few nodes' business."""
+        total, least = repetitions(self.program), 0
+        if total <= 2 * FEWEST:
             return None
-        times = max(times, 3 * reach)
-        while 2 * times < total:
-            short = with_repetitions(self.program, times)
-            engine = self._engine(written_out(short), kept=True)
-            engine.simulate()
-            shift = shift_of(
-                [short.classes[symmetry_class.program] for symmetry_class in self.symmetry_classes], engine, reach
-            )
-            if shift is not None and (total - times) % shift.every == 0:
-                return self._simulation(engine, shift, (total - times) // shift.every)
-            times = 4 * times if shift is None else times + (total - times) % shift.every
-        return None
-
-    def _reach(self) -> int | None:
-        """How far repetitions look; None where nothing may be skipped. Where streams slow each other both ways, or a
-        CPU's cores are shared, what runs beside what is more than a few nodes' business."""
-        engine = self._engine(written_out(with_repetitions(self.program, FEWEST)), kept=False)
+        short = written_out(with_repetitions(self.program, FEWEST))
         stages = [self.program.classes[symmetry_class.program] for symmetry_class in self.symmetry_classes]
-        return None if engine.shared or engine.synchronous else reach_of(stages, engine)
+        while True:
+            repeating = Repeating(len(stages), PERIODS, total, least)
+            engine = self._engine(short, repeating)
+            if engine.shared or engine.synchronous or (reach := reach_of(stages, engine)) is None:
+                return None
+            repeating.reach = reach
+            try:
+                engine.simulate()
+            except NotRepeating:
+                return None
+            times = repeating.simulated()
+            shift = shift_of(stages, engine, reach, times)
+            if shift is not None and (total - times[-1]) % shift.every == 0:
+                for rank in engine.ranks:
+                    rank.forget()
+                return self._simulation(engine, shift, (total - times[-1]) // shift.every)
+            least = 3 * max(times) // 2
 
-    def _engine(self, program: StepProgram, kept: bool) -> Engine:
+    def _engine(self, program: StepProgram, repeating: Repeating | None = None) -> Engine:
+        """The ranks that execute `program`, with as many repetitions of the whole step as `repeating` finds."""
         profile, synchronous = self.profile, self.cluster.device == "cpu"
         contention = Contention.of(profile)
         cores = profile.cores.cores if synchronous and profile.cores is not None else None
         wake_ps = picoseconds(profile.host_issue_s("wake")) if synchronous else 0
-        engine = Engine(contention, synchronous, cores, wake_ps, PERIODS, kept)
+        engine = Engine(contention, synchronous, cores, wake_ps, PERIODS)
         coarse = self.coarse and not synchronous
-        plans = _Cutter(program, self.cluster, profile, contention, coarse, self.kernels)
-        engine.ranks = [
-            _rank(engine, self.symmetry_classes, symmetry_class, plans) for symmetry_class in self.symmetry_classes
-        ]
+        plans = Cutter(program, self.cluster, profile, contention, coarse, self.kernels)
+        engine.ranks = [self._rank(engine, each, plans, repeating) for each in self.symmetry_classes]
         engine.checks_all = plans.checks_all
         return engine
+
+    def _rank(
+        self, engine: Engine, symmetry_class: SymmetryClass, plans: Cutter, repeating: Repeating | None
+    ) -> RankSimulation:
+        """A symmetry class's rank with its script, and its ends of every channel and in-step check."""
+        number, plan = symmetry_class.program, plans.plan(symmetry_class)
+        stage, calls = plans.program.classes[number], self.program.classes[number].calls
+        script = Script(stage.calls, plan.cuts, plan.boundary)
+        if repeating is not None:
+            assert isinstance(calls, Repeated)
+            boundary = (plan.boundary[0] - len(stage.calls), plan.boundary[1])
+            script = Growing(calls, plan.of_blocks, boundary, repeating, symmetry_class.index)
+        device, many = engine.device(symmetry_class.node), symmetry_class.beside[symmetry_class.index]
+        rank = RankSimulation(engine, f"rank {symmetry_class.rank}", stage, script, device, many)
+        for role, name in plans.channels(number):
+            group_instance = symmetry_class.group_instances.get(role)
+            if group_instance is not None and group_instance.has_peers:
+                rank.lanes[role, name] = Lane(engine.channel((group_instance.name, name), len(group_instance.members)))
+        for roles in plan.roles:
+            members = _in_step(self.symmetry_classes, symmetry_class, roles)
+            rank.in_step_checks[roles] = engine.in_step_check((roles, members), len(members))
+        return rank
 
     def _simulation(self, engine: Engine, shift: Shift | None = None, shifts: int = 0) -> Simulation:
         """What the engine's ranks did, with so many shifts that they did not."""
@@ -190,24 +205,6 @@ class _Job:
         )
 
 
-def _rank(
-    engine: Engine, symmetry_classes: Sequence[SymmetryClass], symmetry_class: SymmetryClass, plans: _Cutter
-) -> RankSimulation:
-    """A symmetry class's rank with its cuts, and its ends of every channel and in-step check."""
-    stage = plans.program.classes[symmetry_class.program]
-    plan = plans.plan(symmetry_class)
-    device, many = engine.device(symmetry_class.node), symmetry_class.beside[symmetry_class.index]
-    rank = RankSimulation(engine, f"rank {symmetry_class.rank}", stage, plan.cuts, plan.boundary, device, many)
-    for role, name in plans.channels(symmetry_class.program):
-        group_instance = symmetry_class.group_instances.get(role)
-        if group_instance is not None and group_instance.has_peers:
-            rank.lanes[role, name] = Lane(engine.channel((group_instance.name, name), len(group_instance.members)))
-    for roles in plan.roles:
-        members = _in_step(symmetry_classes, symmetry_class, roles)
-        rank.in_step_checks[roles] = engine.in_step_check((roles, members), len(members))
-    return rank
-
-
 def _in_step(
     symmetry_classes: Sequence[SymmetryClass], symmetry_class: SymmetryClass, roles: Sequence[str]
 ) -> tuple[int, ...]:
@@ -219,100 +216,3 @@ def _in_step(
         found |= reached
         new += reached
     return tuple(sorted(found))
-
-
-def step_boundary(stage: RankProgram) -> tuple[int, int]:
-    """(call, local id) whose end closes a period: the last STEP on the device; in a program without one (the host
-    steps) the last compute instruction."""
-    compute: tuple[int, int] | None = None
-    for index in range(len(stage.calls) - 1, -1, -1):
-        instructions = stage.blocks[stage.calls[index].block].instructions
-        for local in range(len(instructions) - 1, -1, -1):
-            if instructions[local].kind == "STEP" and instructions[local].stream == "compute":
-                return index, local
-            if compute is None and instructions[local].stream == "compute":
-                compute = index, local
-    assert compute is not None, "a step computes something"
-    return compute
-
-
-@dataclass(frozen=True, slots=True)
-class _ClassPlan:
-    """How a symmetry class's program is simulated: the cut of each call, the instruction that closes the period, and
-    the groups of roles that merged segments take to be in step."""
-
-    cuts: tuple[Cut, ...]
-    boundary: tuple[int, int]
-    roles: tuple[tuple[str, ...], ...]
-
-
-class _Cutter:
-    """Prices and cuts the blocks of each symmetry class; symmetry classes alike in program and geometry share the
-    result."""
-
-    def __init__(
-        self,
-        program: StepProgram,
-        cluster: Cluster,
-        profile: Profile,
-        contention: Contention,
-        coarse: bool,
-        kernels: dict[KernelCall, float],
-    ) -> None:
-        self.program = program
-        self.cluster = cluster
-        self.profile = profile
-        self.contention = contention
-        self.coarse = coarse
-        self.pipelined = program.degrees.get("pp", 1) > 1
-        self.checks_all = False  # whether some single slows compute and may follow from a transfer (see `segments`)
-        self._kernels = kernels
-        self._channels: dict[int, tuple[tuple[str, str], ...]] = {}
-        self._known: dict[object, _ClassPlan] = {}
-
-    def channels(self, number: int) -> tuple[tuple[str, str], ...]:
-        """(role, channel) of every communicator a class uses."""
-        known = self._channels.get(number)
-        if known is None:
-            comms = (i.comm for block in self.program.classes[number].blocks for i in block.instructions)
-            names = dict.fromkeys((comm.role, comm.channel) for comm in comms if comm is not None)
-            known = self._channels[number] = tuple(names)
-        return known
-
-    def plan(self, symmetry_class: SymmetryClass) -> _ClassPlan:
-        """How a symmetry class's program is simulated."""
-        kinds = ((role, m.geometry, m.has_peers, m.in_step) for role, m in symmetry_class.group_instances.items())
-        key = (symmetry_class.program, *kinds)
-        if key not in self._known:
-            self._known[key] = self._cut(symmetry_class)
-        return self._known[key]
-
-    def _cut(self, symmetry_class: SymmetryClass) -> _ClassPlan:
-        """The block that closes the period stays uncut, so that its STEP is seen."""
-        stage = self.program.classes[symmetry_class.program]
-        boundary = step_boundary(stage)
-        graph = self.program.execution.graph
-        pricer = Pricer(self.profile, symmetry_class, stage, self.cluster, self.pipelined, self._kernels, graph)
-        rows = [pricer.block(block) for block in stage.blocks]
-        closing = stage.calls[boundary[0]].block
-        merge = [self.coarse and index != closing for index in range(len(stage.blocks))]
-        ports = waited_ports(stage)
-        cuts = [cut(block, rows[i], merge[i], self.contention, ports[i]) for i, block in enumerate(stage.blocks)]
-        chosen = [cuts[call.block] for call in stage.calls]
-        self.checks_all = self.checks_all or any(map(self._has_slowing_single, stage.blocks, cuts))
-        fine: dict[int, Cut] = {}
-        for index in fine_calls(stage, cuts, self.contention) if self.coarse else ():
-            block = stage.calls[index].block
-            if block not in fine:
-                fine[block] = cut(stage.blocks[block], rows[block], False, self.contention, ports[block])
-            chosen[index] = fine[block]
-        roles = dict.fromkeys(
-            segment.roles for cut_ in (*cuts, *fine.values()) for segment in cut_.segments if segment.roles
-        )
-        return _ClassPlan(tuple(chosen), boundary, tuple(roles))
-
-    def _has_slowing_single(self, block: Block, cut_: Cut) -> bool:
-        """Communications of the step's end and beginning follow from no transfer."""
-        singles = (segment.rows[0] for segment in cut_.segments if segment.merge is None)
-        factors = self.contention.compute
-        return any(factors[row.stream] != 1.0 and block.instructions[row.local].phase != "step" for row in singles)

@@ -1,11 +1,11 @@
 """The steady state of a simulation: whether its repetitions repeat in time, and what so many more of them would add.
 
-A program whose calls repeat (`program.calls`) is simulated with few repetitions. Times are whole picoseconds and follow
-from what a node waits for: its stream, its waits, its host, its partners, all at most `reach` repetitions away. When
-over more than twice that reach every output of every rank comes again `every` repetitions later, one `shift` later,
-then moving whatever lies behind by that shift and putting the repetitions in between satisfies each node's rule again:
-the longer simulation is that, to the picosecond. Three things need a look of their own, and where they do not hold
-nothing is skipped:
+A program whose calls repeat (`program.calls`) is simulated with few repetitions (`simulator.script`). Times are whole
+picoseconds and follow from what a node waits for: its stream, its waits, its host, its partners, all at most `reach`
+repetitions away. When over more than twice that reach every output of every rank comes again `every` repetitions later,
+one `shift` later, then moving whatever lies behind by that shift and putting the repetitions in between satisfies each
+node's rule again: the longer simulation is that, to the picosecond. Three things need a look of their own, and where
+they do not hold nothing is skipped:
 
 * what is waited for from far before the repetitions (the tail of a stream that they do not use) must come too early to
   matter, and then does so in the longer simulation too;
@@ -23,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from program import RankProgram, Repeated
-from simulator.engine import Engine, RankSimulation
+from simulator.engine import Engine
 from simulator.nodes import Op
+from simulator.rank import RankSimulation
 from simulator.segments import Merged
 
 MARGIN = 4  # micro-batches beyond what waits and partners reach: gaps and windows follow from a few nodes in a row
@@ -111,39 +112,41 @@ def _repeated(stage: RankProgram) -> Repeated:
     return stage.calls
 
 
-def shift_of(stages: Sequence[RankProgram], engine: Engine, reach: int) -> Shift | None:
-    """The shift with which the simulated repetitions of every period come again, with the fewest repetitions between;
-    None when they do not, or when what lies around them would not move along."""
-    periods = [
-        [_times(rank, _repeated(stage), period) for rank, stage in zip(engine.ranks, stages, strict=True)]
-        for period in range(engine.periods)
-    ]
-    if any(times is None for of_period in periods for times in of_period):
-        return None
-    times = _repeated(stages[0]).times
-    for every in range(1, (times - 2 * reach) // 2 + 1):
-        rows = 2 * reach + every
-        found = [_period_shift([t for t in of_period if t is not None], every, rows) for of_period in periods]
-        if None in found:
-            continue
-        behind = [shift[1] for shift in found if shift is not None]
-        moves = all(
-            _moves_along(rank, _repeated(stage), rows, [ranks[number] for ranks in behind])
-            for number, (rank, stage) in enumerate(zip(engine.ranks, stages, strict=True))
-        )
-        return found[-1][0] if moves and found[-1] is not None else None
-    return None
+def shift_of(stages: Sequence[RankProgram], engine: Engine, reach: int, times: Sequence[int]) -> Shift | None:
+    """The shift with which the simulated repetitions of the last period come again, with the fewest repetitions
+    between; None when those of some period do not, or when what lies around them would not move along. `times`: how
+    many repetitions of each period were simulated."""
+    shifts, begins = [], []
+    for period, many in enumerate(times):
+        of_period = [
+            _times(rank, _repeated(stage), period, many) for rank, stage in zip(engine.ranks, stages, strict=True)
+        ]
+        known = [of_rank for of_rank in of_period if of_rank is not None]
+        if len(known) < len(of_period):
+            return None
+        tried = ((_period_shift(known, every, 2 * reach + every)) for every in range(1, (many - 2 * reach) // 2 + 1))
+        found = next((shift for shift in tried if shift is not None), None)
+        if found is None:
+            return None
+        shifts.append(found)
+        begins.append(many - 2 * reach - found[0].every)
+    for number, (rank, stage) in enumerate(zip(engine.ranks, stages, strict=True)):
+        calls = _repeated(stage)
+        starts = [calls.seam + begin * calls.period for begin in begins]
+        if not _moves_along(rank, calls.period, starts, [behind[number] for _, behind in shifts]):
+            return None
+    return shifts[-1][0]
 
 
-def _times(rank: RankSimulation, calls: Repeated, period: int) -> _Times | None:
+def _times(rank: RankSimulation, calls: Repeated, period: int, times: int) -> _Times | None:
     """None when a repetition computes nothing."""
     ends, issued, account = [], [], []
-    for first in range(calls.seam, calls.seam + calls.times * calls.period, calls.period):
+    for number in range(times):
+        first = calls.seam + number * calls.period
         nodes = [node for call in rank.history[period][first : first + calls.period] for node in call]
         ends.append([end for node in nodes for end in node.outs])
         issued.append([node.issued if isinstance(node, Op) else node.host for node in nodes])
-        spent = [rank.spent.get((period, call)) for call in range(first, first + calls.period)]
-        account.append(next((s for s in reversed(spent) if s is not None), None))
+        account.append(rank.spent.get((period, number)))
     if None in account:
         return None
     return _Times(*(np.array(rows, dtype=np.int64) for rows in (ends, issued, account)))
@@ -169,18 +172,19 @@ def _period_shift(times: list[_Times], every: int, rows: int) -> tuple[Shift, li
     return Shift(every, time, tuple(accounts)), [host < time for host in hosts]
 
 
-def _moves_along(rank: RankSimulation, calls: Repeated, rows: int, behind: list[bool]) -> bool:
-    """Whether everything from the last `rows` repetitions of a period on moves with the device: nothing starts because
-    it was issued while the host moves by less (until the host waits for the device), and the tail of a stream that the
-    repetitions do not use is over. `behind`: in which periods the host moves by less."""
-    begin = calls.seam + (calls.times - rows) * calls.period
-    used = {s for nodes in rank.history[0][begin : begin + calls.period] for node in nodes for s in _streams(node)}
+def _moves_along(rank: RankSimulation, many: int, begins: list[int], behind: list[bool]) -> bool:
+    """Whether everything from the call of each period at which its last repetitions begin moves with the device:
+    nothing starts because it was issued while the host moves by less (until the host waits for the device), and the
+    tail of a stream that the `many` calls of a repetition do not use is over. `behind`: in which periods the host moves
+    by less."""
+    first = rank.history[0][begins[0] : begins[0] + many]
+    used = {s for nodes in first for node in nodes for s in _streams(node)}
     tails: dict[int, int] = {}
     old: set[int] = set()
     ahead = False
     for period, handles in enumerate(rank.history):
         for call, nodes in enumerate(handles):
-            if call == begin:
+            if call == begins[period]:
                 ahead = ahead or behind[period]
                 old = tails.keys() - used
             for node in nodes:

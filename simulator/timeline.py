@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from program import Call, RankProgram, resolve_wait
 from program.timeline import Header, Timeline
 from simulator.clock import PS_PER_S
-from simulator.engine import RankSimulation
 from simulator.fold import SymmetryClass
 from simulator.nodes import Op
+from simulator.rank import RankSimulation
 from simulator.segments import Merged
 from simulator.simulated import Simulated
 
