@@ -160,7 +160,7 @@ class PlanSpec(Spec):
     data_parallel: Annotated[Count | None, Auto] = None
     rank_order: str = "tp-cp-ep-dp-pp"
     schedule: Annotated[str | Annotated[list[str], Field(min_length=1)] | None, Auto] = None
-    zero_stage: Annotated[Whole, Field(ge=0, le=3)] = 1
+    zero_stage: Annotated[Annotated[Whole, Field(ge=0, le=3)] | None, Auto] = None
     zero: ZeroSpec = ZeroSpec()
     offload: OffloadSpec = OffloadSpec()
     micro_batch_size: Count = 1
