@@ -170,7 +170,7 @@ class PlanSpec(Spec):
     precision: Literal["fp64", "fp32", "fp16", "bf16", "fp8"] = "bf16"
     gradient_dtype: Annotated[Literal["fp64", "fp32", "bf16", "fp16"] | None, Auto] = None
     attention: Annotated[Literal["unfused", "flash", "cudnn"] | None, Auto] = None
-    kernels: Annotated[Literal["eager", "compiled", "triton"] | None, Auto] = None
+    kernels: Annotated[Literal["eager", "compiled", "triton", "nanotron", "llm-foundry", "fms"] | None, Auto] = None
     launch_blocking: bool = False
     cuda_graph: bool = False
     loss_chunks: Annotated[Count | None, Auto] = None
