@@ -1,17 +1,19 @@
 """Kernels of frameworks that were not measured, as what their source says each operator launches and moves.
 
 A profile prices the operators of `program.ops` as this project executes them. Another framework splits them up
-otherwise, so a published run is priced with that framework's own count: launches of each operator (the host issues
+otherwise, so a run of its kernels is priced with that framework's own count: launches of each operator (the host issues
 each, the device starts each), and bytes moved over the operator's least. Rates stay those of the profile; nothing is
-fitted.
+fitted. A run asks for them by name: `plan.kernels: nanotron`.
 
-    profile = load_profile("h100").with_kernels_of(FRAMEWORKS["nanotron"])
+    profile = load_profile("h100").for_kernels("nanotron")
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from calibration.workspace import NOTHING, Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +25,7 @@ class Framework:
     `attention_launches` forward and backward (FlashAttention: rows' sums of do and o, the kernel, dq out of fp32).
     `source`: where all that was read.
 
-    What it holds beyond the program that stands for it: `kept_ffn` tensors as wide as the feed-forward a layer and
-    micro-batch in flight, `logit_copies` of the logits in fp32 at the loss, and with `gradient_buckets` a second copy
-    of the 16-bit gradients where replicas reduce them."""
+    `workspace`: what it holds beyond the program that stands for it."""
 
     name: str
     operators: Mapping[str, tuple[int, float]]
@@ -34,9 +34,7 @@ class Framework:
     flatten_bytes: float = 0.0
     attention: str = ""
     attention_launches: tuple[int, int] = (1, 3)
-    kept_ffn: int = 0
-    logit_copies: int = 0
-    gradient_buckets: bool = False
+    workspace: Workspace = NOTHING
 
 
 NANOTRON = Framework(
@@ -59,9 +57,12 @@ NANOTRON = Framework(
         "embedding_backward": (2, 1.0),
     },
     accumulate_bytes=10.0,  # fp32_grad.add_(half.grad): 2 read, 4 read, 4 written
-    kept_ffn=1,  # silu of the gate, which the product's backward needs beside the product itself
-    logit_copies=1,  # cross entropy subtracts the maximum into a new tensor
-    gradient_buckets=True,  # DistributedDataParallel without gradient_as_bucket_view
+    workspace=Workspace(
+        {},
+        kept={"swiglu_forward": (1, "swiglu_backward")},  # silu of the gate, which the product's backward needs
+        logit_copies=1,  # cross entropy subtracts the maximum into a new tensor
+        gradient_buckets=True,  # DistributedDataParallel without gradient_as_bucket_view
+    ),
     source="huggingface/nanotron 2411b02, models/llama.py, optim/gradient_accumulator.py, "
     "parallel/tensor_parallel/functional.py (read in 2026; the runs are of v0.5)",
 )

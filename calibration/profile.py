@@ -18,12 +18,12 @@ from pathlib import Path
 
 from calibration import schema, tables
 from calibration.collectives import CommCost, Fabric, Geometry
-from calibration.frameworks import Framework
+from calibration.frameworks import FRAMEWORKS, Framework
 from calibration.host import HostCosts
 from calibration.kernel_times import Coverage, KernelTimes, of_framework
 from calibration.lookup import Line
 from calibration.profile_paths import profile_path
-from calibration.workspace import NOTHING, Workspace
+from calibration.workspace import Workspace
 from program import KernelCall
 from program.errors import InputError
 from program.files import parse_yaml, text_of
@@ -64,7 +64,7 @@ class Allocator:
 class Profile:
     """Costs of a device. All times in seconds, on a device that does nothing else; `contention` says what else
     costs. `priced_as`: the kind of kernels (`plan.kernels`) these prices are of; empty where the device has but one.
-    `framework`: whose kernels they are instead (`with_kernels_of`)."""
+    `framework`: whose kernels they are instead."""
 
     name: str
     device: str
@@ -181,8 +181,8 @@ class Profile:
         return 1.0
 
     def workspace(self, kernels: str) -> Workspace:
-        """What operators hold while they run, under `plan.kernels`. A framework's are not known: nothing."""
-        return NOTHING if self.framework else Workspace.of(self.file, kernels)
+        """What operators hold while they run, under `plan.kernels`, and what a framework holds beside that."""
+        return FRAMEWORKS[kernels].workspace if kernels in FRAMEWORKS else Workspace.of(self.file, kernels)
 
     def sigma(self, call: KernelCall) -> float:
         """Relative standard deviation of the price of `call`: see `KernelTimes.error_term`."""
@@ -224,12 +224,16 @@ class Profile:
 
     def for_kernels(self, kernels: str) -> Profile:
         """The same profile for a run whose `plan.kernels` is `kernels`; `priced_as` says which kind answers: the same
-        where it was measured, else the first of compiled, triton, eager that was."""
-        kinds = () if self.framework else tables.kernel_kinds(self.file)
-        kind = kernels if kernels in kinds or not kinds else kinds[0]
-        if kind == self.priced_as or not kinds:
+        same where it was measured, else the first of compiled, triton, eager that was. A framework's name gives its
+        kernels (`framework` then says so)."""
+        if kernels == self.framework:
             return self
-        return replace(_build(self.file, self.threads, kind), time_factor=self.time_factor)
+        kinds = tables.kernel_kinds(self.file)
+        kind = kernels if kernels in kinds else kinds[0] if kinds else self.priced_as
+        ours = self
+        if kind != self.priced_as or self.framework:
+            ours = replace(_build(self.file, self.threads, kind), time_factor=self.time_factor)
+        return ours._with_kernels_of(FRAMEWORKS[kernels]) if kernels in FRAMEWORKS else ours
 
     def of_a_framework(self) -> Profile:
         """The same profile for a run of another project's framework: its host launches kernels and collectives at the
@@ -240,9 +244,9 @@ class Profile:
         residuals = self.residuals | {"host": part.sigma}
         return replace(self, host=self.host.of_a_framework(part), residuals=residuals, _issue_s={})
 
-    def with_kernels_of(self, framework: Framework) -> Profile:
-        """The same profile with a framework's operators priced by its own launches and traffic, whatever
-        `plan.kernels` says, launched by its host; products stay, and attention unless it calls another."""
+    def _with_kernels_of(self, framework: Framework) -> Profile:
+        """The same profile with a framework's operators priced by its own launches and traffic, launched by its host;
+        products stay, and attention unless it calls another."""
         theirs = self.of_a_framework()
         entries = tables.entries(self.file, self.threads, self.priced_as)
         eager = KernelTimes(tables.entries(self.file, self.threads, "eager"))

@@ -7,7 +7,7 @@ them. Ratios are to an operator's least bytes, in 16 bits; wider operands need n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from calibration import schema
 from program import DTYPE_BYTES, KernelCall
@@ -16,9 +16,16 @@ from program.ops import OPERATORS
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """`ratios[op]`: temporaries of a 16-bit call over its least bytes."""
+    """`ratios[op]`: temporaries of a 16-bit call over its least bytes.
+
+    What a framework holds at its peak beside that: `kept[op]` = (tensors of the shape of a forward operator's result
+    that it keeps until the operator's backward, which operator that is), `logit_copies` of the logits in fp32 at the
+    loss, and with `gradient_buckets` a second copy of the 16-bit gradients where replicas reduce them."""
 
     ratios: Mapping[str, float]
+    kept: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    logit_copies: int = 0
+    gradient_buckets: bool = False
 
     @staticmethod
     def of(file: schema.ProfileFile, kernels: str) -> Workspace:

@@ -133,7 +133,8 @@ class Held:
         units = [plan.unit for plan in self.chunks[chunk]]
         steps = [step for unit in units for step in (unit.forward if phase == "F" else unit.backward)]
         params = [n[2:] for step in steps for n in step.reads if n.startswith("w:")]
-        return list(dict.fromkeys(self.names.bucket_of[p] for p in params if p in self.names.weights))
+        found = dict.fromkeys(self.names.bucket_of[p] for p in params)
+        return [b for b in found if not self.parameters.buckets[b].weights_sharded]
 
     def buffers(self) -> tuple[Buffer, ...]:
         """Rank-wide buffers: flats and views, loss and stats, fixed slots."""

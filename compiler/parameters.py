@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from compiler.partition import offloaded, partitions_gradients, partitions_weights, unit_buckets
+from compiler.partition import Kind, Members, offloaded, partitions_gradients, partitions_weights, unit_buckets
 from compiler.units import HEAD, TABLE
 from compiler.units.step import Stepped
 from plan.implementations import engine
 from plan.model import Model
 from plan.parallel import Plan
 from program import DTYPE_BYTES, Bucket, Buffer, Param, Pool, numel
-
-Kind = Literal["sharded", "replicated", "tied"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,22 +153,22 @@ def lay_out(units: list[list[Param]], model: Model, plan: Plan, first_stage: boo
     kind_of = {p.name: k for p, k in zip(order, kinds, strict=True)}
     buffers: list[Buffer] = []
     if partitions_gradients(plan):
-        made = unit_buckets(units, kind_of, plan)
-        groups = [list(m.params) for m in made]
-        parts = [m.partitioned for m in made]
+        groups = unit_buckets(units, kind_of, plan)
     else:
-        groups = _classic_groups(order, kinds, plan, first_stage)
-        parts = [False] * len(groups)
-    hosted = offloaded([sum(p.local_numel for p in members) for members in groups], plan)
+        classic = _classic_groups(order, kinds, plan, first_stage)
+        groups = [Members(tuple(members), kind_of[members[0].name]) for members in classic]
+    hosted = offloaded([sum(p.local_numel for p in group.params) for group in groups], plan)
     buckets = [
-        _bucket(index, members, kind_of[members[0].name], plan, first_stage, buffers, part, host)
-        for index, (members, part, host) in enumerate(zip(groups, parts, hosted, strict=True))
+        _bucket(index, group, plan, first_stage, buffers, host)
+        for index, (group, host) in enumerate(zip(groups, hosted, strict=True))
     ]
-    params = tuple(p for members in groups for p in members)
+    params = tuple(p for group in groups for p in group.params)
     weight_ref, grad_ref = {}, {}
     for param in params:
         bucket = buckets[param.bucket]
-        if not bucket.weights_sharded:
+        if bucket.whole_buffer >= 0:
+            weight_ref[param.name] = _view(buffers, param, bucket.whole_buffer, plan.precision, "gather")
+        elif not bucket.weights_sharded:
             weight_ref[param.name] = _view(buffers, param, bucket.weight_buffer, plan.precision, "weight")
         if not bucket.gradients_sharded:
             grad_ref[param.name] = _view(buffers, param, bucket.grad_buffer, plan.gradient_dtype, "grad")
@@ -183,8 +180,9 @@ def lay_out(units: list[list[Param]], model: Model, plan: Plan, first_stage: boo
 def _fresh(buffers: list[Buffer], buckets: list[Bucket], params: tuple[Param, ...], plan: Plan) -> dict[str, int]:
     """Gradients in the computing type, beside the main ones: DeepSpeed's BF16_Optimizer leaves them until the next
     backward."""
-    flats = [_flat(buffers, b.numel, plan.precision, "grad", f"fresh gradients.{b.index}") for b in buckets]
-    return {p.name: _view(buffers, p, flats[p.bucket], plan.precision, "grad") for p in params}
+    whole = {b.index: b for b in buckets if not b.gradients_sharded}  # others are made in slots
+    flats = {i: _flat(buffers, b.numel, plan.precision, "grad", f"fresh gradients.{i}") for i, b in whole.items()}
+    return {p.name: _view(buffers, p, flats[p.bucket], plan.precision, "grad") for p in params if p.bucket in flats}
 
 
 def _classic_groups(order: list[Param], kinds: list[Kind], plan: Plan, first_stage: bool) -> list[list[Param]]:
@@ -205,15 +203,14 @@ def _flat(buffers: list[Buffer], elements: int, dtype: str, pool: Pool, what: st
 
 def _bucket(
     index: int,
-    members: list[Param],
-    kind: Kind,
+    group: Members,
     plan: Plan,
     first_stage: bool,
     buffers: list[Buffer],
-    partitioned: bool,
     hosted: bool,
 ) -> Bucket:
-    used = sum(p.local_numel for p in members)
+    partitioned = group.partitioned
+    used = sum(p.local_numel for p in group.params)
     multiple = math.lcm(plan.data_parallel, 128)
     total = -(-used // multiple) * multiple
     zero = engine(plan).sharded_optimizer
@@ -221,24 +218,26 @@ def _bucket(
     state = "fp64" if plan.precision == "fp64" else "fp32"
     split = partitioned and partitions_weights(plan)
     up = split and plan.offload.parameters == "cpu"  # the shard lives on the host
-    weight = _flat(buffers, share if split else total, plan.precision, "host" if up else "weight", f"weights.{index}")
+    narrow = state if split and engine(plan).flat_copies else plan.precision  # the optimizer's own, or a copy of it
+    weight = _flat(buffers, share if split else total, narrow, "host" if up else "weight", f"weights.{index}")
     grad = _flat(buffers, share if partitioned else total, plan.gradient_dtype, "grad", f"gradients.{index}")
     apart = zero and not engine(plan).reduces_in_place and not partitioned
     reduced = _flat(buffers, share, plan.gradient_dtype, "grad", f"reduced.{index}") if apart else grad
     pool: Pool = "host" if hosted else "optim"
-    own = plan.precision == state and hosted == up  # the weights are their own master where the optimizer finds them
+    own = narrow == state and hosted == up  # the weights are their own master where the optimizer finds them
     master = weight if own else _flat(buffers, share, state, pool, f"master.{index}")
     exp_avg = _flat(buffers, share, state, pool, f"exp_avg.{index}")
     exp_avg_sq = _flat(buffers, share, state, pool, f"exp_avg_sq.{index}")
-    norm_weight = _norm_weight(kind, plan, first_stage)
+    norm_weight = _norm_weight(group.kind, plan, first_stage)
     below = _flat(buffers, share, plan.gradient_dtype, "host", f"gradients on the host.{index}") if hosted else -1
     back = -1
     if hosted and not up:
         wide = plan.precision == state
         back = master if wide else _flat(buffers, share, plan.precision, "host", f"weights on the host.{index}")
+    kept = _flat(buffers, total, plan.precision, "gather", f"whole weights.{index}") if split and group.kept else -1
     return Bucket(
-        index, total, share, kind, norm_weight, weight, grad, master, exp_avg, exp_avg_sq, reduced, split, partitioned,
-        below, back,
+        index, total, share, group.kind, norm_weight, weight, grad, master, exp_avg, exp_avg_sq, reduced, split,
+        partitioned, below, back, kept,
     )  # fmt: skip
 
 

@@ -8,26 +8,32 @@ one more sum, and they are small), and under ZeRO-3 those below `zero.persist_be
 `stage3_param_persistence_threshold`).
 
 After Rajbhandari et al. 2020 (arXiv 1910.02054), with the granularity of torch's FSDP2: one group of parameters a
-layer.
+layer. Where an engine has a root group (FSDP2), embedding and head are one bucket.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from plan.implementations import engine
 from plan.parallel import Plan
 from program import Param
 
 
+Kind = Literal["sharded", "replicated", "tied"]
+
+
 @dataclass(frozen=True, slots=True)
 class Members:
-    """A bucket in the making: its parameters with `bucket` and `offset` filled in, and whether units partition it."""
+    """A bucket in the making: its parameters with `bucket` and `offset` filled in, whether units partition it, and
+    whether its weights stay gathered from a forward to its backward."""
 
     params: tuple[Param, ...]
-    kind: str
-    partitioned: bool
+    kind: Kind
+    partitioned: bool = False
+    kept: bool = False
 
 
 def partitions_gradients(plan: Plan) -> bool:
@@ -36,24 +42,30 @@ def partitions_gradients(plan: Plan) -> bool:
 
 
 def partitions_weights(plan: Plan) -> bool:
-    """ZeRO-3: full weights live only while their unit runs."""
-    return plan.zero_stage >= 3 and plan.data_parallel > 1
+    """ZeRO-3: full weights live only while their unit runs, or from its forward to its backward."""
+    return (plan.zero_stage >= 3 or engine(plan).keeps_gathered) and plan.data_parallel > 1
 
 
-def unit_buckets(units: Sequence[Sequence[Param]], kinds: Mapping[str, str], plan: Plan) -> list[Members]:
+def unit_buckets(units: Sequence[Sequence[Param]], kinds: Mapping[str, Kind], plan: Plan) -> list[Members]:
     """Buckets of a stage whose gradients are partitioned: `units` in order of last gradient; the whole ones at the
-    end."""
-    found: dict[tuple[int, str], list[Param]] = {}
-    whole: dict[tuple[int, str], list[Param]] = {}
-    for number, params in enumerate(units):
+    end. A root group has embedding and head, and tied embeddings once."""
+    found: dict[tuple[int, Kind], list[Param]] = {}
+    whole: dict[Kind, list[Param]] = {}
+    rooted, keeps = engine(plan).root_group, engine(plan).keeps_gathered
+    for position, params in enumerate(units):
+        root = rooted and position in (0, len(units) - 1)
         for param in params:
             kind = kinds[param.name]
             if kind == "replicated" or _persists(param, plan):
-                whole.setdefault((-1, kind), []).append(param)
+                whole.setdefault(kind, []).append(param)
             else:
-                found.setdefault((number, kind), []).append(param)
-    groups = [*((key, members, True) for key, members in found.items()), *((k, m, False) for k, m in whole.items())]
-    return [Members(_placed(members, index), key[1], part) for index, (key, members, part) in enumerate(groups)]
+                found.setdefault((0, "sharded") if root else (position, kind), []).append(param)
+    parts = [(kind, members, True, keeps or (rooted and at == 0)) for (at, kind), members in found.items()]
+    parts += [(kind, members, False, False) for kind, members in whole.items()]
+    return [
+        Members(_placed(members, index), kind, part, kept)
+        for index, (kind, members, part, kept) in enumerate(parts)
+    ]
 
 
 def _persists(param: Param, plan: Plan) -> bool:
@@ -93,6 +105,10 @@ def partition_rules(plan: Plan) -> dict[str, str]:
         found["weights"] = (
             f"gathered before a unit's forward and backward, {'one unit ahead' if ahead else 'when needed'}"
         )
+    if partitions_weights(plan) and engine(plan).flat_copies:
+        until = "until the backward" if engine(plan).keeps_gathered else "for backward again"
+        found["buckets"] = "one a layer, and the root: embedding and head; what every tensor-parallel rank holds is whole"
+        found["weights"] = f"gathered a group ahead, copied in and out of two flat tensors; the root once, layers {until}"
     if plan.offload.optimizer != "none":
         found["optimizer"] = "stepped by the host, a bucket's weights copied back beside the next bucket's step"
     return found

@@ -13,6 +13,7 @@ from dataclasses import replace
 from compiler.builder import BlockBuilder
 from compiler.chunk import ChunkCompiler, Scope
 from compiler.fresh import add_fresh
+from compiler.groups import block_shards
 from compiler.halves import Given, Handed, take_saved, weight_half
 from compiler.held import Held
 from compiler.recompute import UnitPlan
@@ -31,7 +32,7 @@ def forward_block(held: Held, chunk: int) -> Block:
     if not (held.last(chunk) or held.edges.kept):
         compiler.free_on_entry("sent", "send_fwd", held.edges.carried())
     plans = held.chunks[chunk]
-    compiler.shards = shards = BlockShards(held.shards, builder, "F", [plan.number for plan in plans])
+    compiler.shards = shards = block_shards(held.shards, builder, "F", [plan.number for plan in plans])
     if held.first(chunk):
         flow = compiler.load(plans[0].unit, 0, "tokens")
     else:
@@ -106,7 +107,9 @@ class _Backward:
         self.shards.leave()
         if engine(self.held.plan).grad_accumulation == "separate_buffer":
             for number in self.order:
-                add_fresh(self.builder, self.held.plan, self.held.parameters, number, self.held.params_of(number))
+                held = self.held.parameters
+                params = [p for p in self.held.params_of(number) if p.name in held.grad_ref]
+                add_fresh(self.builder, self.held.plan, held, number, params)
         if not self.first:
             self.held.edges.depart(self.compiler, "B", self.order[-1], gradient)
         if not self.held.edges.partitioned:
@@ -126,7 +129,7 @@ class _Backward:
         self.sent = None if self.last or not held.edges.kept else held.edges.take_sent(compiler, self.order[0])
         self.arrived = None if self.last else held.edges.arrive(compiler, "B", self.order[0], held.arrival(True))
         last = bool(self.closes)
-        compiler.shards = self.shards = BlockShards(held.shards, self.builder, "B", self.order, last=last)
+        compiler.shards = self.shards = block_shards(held.shards, self.builder, "B", self.order, last=last)
 
     def _parts(self, plan: UnitPlan) -> tuple[Part, ...]:
         """The unit's backward as far as this block runs it."""

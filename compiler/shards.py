@@ -20,7 +20,7 @@ Without `communication.overlap` a unit is gathered when it is needed and compute
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from compiler.builder import BlockBuilder
@@ -33,10 +33,10 @@ from compiler.units import step as around
 from plan.implementations import engine
 from plan.parallel import Plan
 from program import DTYPE_BYTES, Bucket, Buffer, Comm, Param, Phase, Stream, rank_wide
-from program.lines import Part, Tensor
+from program.declared import parameter
+from program.lines import Lines, Part, Tensor
 
 WEIGHTS, GRADIENTS, REDUCED, STAGED = "shard.weights", "shard.gradients", "shard.reduced", "shard.staged"
-LAST_STREAM: dict[str, Stream] = {WEIGHTS: "compute", GRADIENTS: "dp", REDUCED: "dp", STAGED: "dp"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +55,29 @@ class Shards:
         self.params = {p.name: p for p in parameters.params}
         self.buckets = parameters.buckets
         units = [unit for chunk in chunks for unit in chunk]
-        self.forward = {u.number: self._weights(u.unit.forward) for u in units}
-        self.backward = {u.number: self._weights((*u.repeated, *u.unit.backward)) for u in units}
-        self.gradients = {u.number: self._gradients(u.unit.backward) for u in units}
+        self.group = _groups(plan, [unit.number for unit in units])
+        of = {number: [u for u in units if self.group[u.number] == number] for number in set(self.group.values())}
+        # what is gathered and reduced together, by the first unit's number
+        self.forward = {n: self._weights(s for u in us for s in u.unit.forward) for n, us in of.items()}
+        self.backward = {
+            n: self._weights(s for u in us for s in (*u.repeated, *u.unit.backward)) for n, us in of.items()
+        }
+        self.gradients = {n: self._gradients(s for u in us for s in u.unit.backward) for n, us in of.items()}
+        self.units = {n: tuple(us) for n, us in of.items()}
         writers = [b.index for layout in self.gradients.values() for b, _ in layout.places]
         once = plan.microbatches == 1
         self.to_all = engine(plan).units_reduce_whole
         self.direct = {b for b in writers if once and writers.count(b) == 1 and not self.to_all}
         self.writers = {b: writers.count(b) for b in writers}
-        self.staged = {b.index for b in self.buckets if parameters.buffers[b.weight_buffer].pool == "host"}
+        copies = engine(plan).flat_copies
+        self.staged = {
+            b.index for b in self.buckets
+            if (copies and b.weights_sharded) or parameters.buffers[b.weight_buffer].pool == "host"
+        }  # fmt: skip
+
+    def stays(self, group: int) -> bool:
+        """Whether a group's weights stay gathered from its forward to its backward."""
+        return any(bucket.whole_buffer >= 0 for bucket, _ in self.forward[group].places)
 
     def _weights(self, steps: Iterable[Part]) -> Layout:
         names = [n[2:] for step in steps for n in step.reads if n.startswith("w:")]
@@ -73,6 +87,24 @@ class Shards:
         names = [n[2:] for step in steps for n in step.writes if n.startswith("g:")]
         return self._layout(n for n in names if self.buckets[self.params[n].bucket].gradients_sharded)
 
+    def added(self, group: int) -> list[tuple[int, int]]:
+        """The stretches of a group's gradients that a backward adds to: all that no product writes afresh first."""
+        first: dict[str, bool] = {}  # whether what touches a gradient first writes it afresh
+        for unit in sorted(self.units[group], key=lambda u: -u.number):
+            for part in (part for part in unit.unit.backward if isinstance(part, Lines)):
+                afresh = {parameter(name, unit.number) for line in part.lines for name in line.args[2:] if name and line.op == "gemm_out"}
+                for name in (n[2:] for n in part.writes if n.startswith("g:")):
+                    first.setdefault(name, name in afresh)
+        begins = {bucket.index: begin for bucket, begin in self.gradients[group].places}
+        whole = [self.params[name] for name, afresh in first.items() if afresh and self.params[name].bucket in begins]
+        made = sorted((begins[p.bucket] + p.offset, p.local_numel) for p in whole)
+        ends = [0, *(begin + size for begin, size in made)]
+        return [
+            (end, begin)
+            for end, begin in zip(ends, (*(begin for begin, _ in made), self.gradients[group].total), strict=True)
+            if begin > end
+        ]
+
     def _layout(self, names: Iterable[str]) -> Layout:
         places, used = [], 0
         for index in sorted({self.params[name].bucket for name in names}):
@@ -81,16 +113,27 @@ class Shards:
         return Layout(tuple(places), used)
 
 
+def _groups(plan: Plan, numbers: Sequence[int]) -> dict[int, int]:
+    """The group of each unit: its own, or with a root group the embedding's for both ends."""
+    root = {min(numbers), max(numbers)} if engine(plan).root_group else set()
+    return {number: min(root) if number in root else number for number in numbers}
+
+
 class BlockShards:
     """Gathers and reductions of one block. `order`: its units as the block computes them; `begin` and `end` stand
     around each one's steps."""
+
+    WHOLE = WEIGHTS  # the slots where units read whole weights
+    LAST: Mapping[str, Stream] = {WEIGHTS: "compute", GRADIENTS: "dp", REDUCED: "dp", STAGED: "dp"}
+    """The stream of the last access to a slot of each family."""
 
     def __init__(
         self, shards: Shards, builder: BlockBuilder, phase: Phase, order: Sequence[int], last: bool = False
     ) -> None:
         self.shards, self.builder, self.phase = shards, builder, phase
         self._gathers = shards.forward if phase == "F" else shards.backward
-        self._order = [u for u in order if self._gathers[u].places]
+        groups = dict.fromkeys(shards.group[unit] for unit in order)
+        self._order = [g for g in groups if self._gathers[g].places and (phase == "F" or not shards.stays(g))]
         self._gathered = 0
         self._turns: dict[str, int] = {}
         self._slots: set[str] = set()  # slots used in this block
@@ -138,18 +181,19 @@ class BlockShards:
             return None
         param = self.shards.params[param_name]
         bucket = self.shards.buckets[param.bucket]
-        if not (bucket.weights_sharded if kind == "w" else bucket.gradients_sharded):
+        here = bucket.weights_sharded and bucket.whole_buffer < 0 if kind == "w" else bucket.gradients_sharded
+        if not here:
             return None
-        family = WEIGHTS if kind == "w" else GRADIENTS
-        key = (family, unit, param_name)
+        family = self.WHOLE if kind == "w" else GRADIENTS
+        key = (family, self.shards.group[unit], param_name)
         if key not in self._views:
-            self._views[key] = self._view(family, unit, param, name)
+            self._views[key] = self._view(family, key[1], param, name)
         return self._views[key]
 
-    def _view(self, family: str, unit: int, param: Param, name: str) -> int:
-        layout = self._gathers[unit] if family == WEIGHTS else self.shards.gradients[unit]
+    def _view(self, family: str, group: int, param: Param, name: str) -> int:
+        layout = self._gathers[group] if family == self.WHOLE else self.shards.gradients[group]
         start = next(first for bucket, first in layout.places if bucket.index == param.bucket)
-        return self._stretch(self._flats[family, unit], param.local_shape, start + param.offset, name)
+        return self._stretch(self._flats[family, group], param.local_shape, start + param.offset, name)
 
     def _stretch(self, flat: int, shape: tuple[int, ...], offset: int, what: str) -> int:
         held = self.builder.buffers[flat]
@@ -157,20 +201,20 @@ class BlockShards:
 
     # --- instructions
 
-    def _tenant(self, family: str, elements: int, dtype: str, what: str) -> int:
-        """A new tenant of the next slot of a family."""
+    def _tenant(self, family: str, elements: int, dtype: str, what: str, slots: int = 2) -> int:
+        """A new tenant of the next of a family's slots."""
         turn = self._turns.get(family, 0)
-        self._turns[family] = (turn + 1) % 2
+        self._turns[family] = (turn + 1) % slots
         slot = f"{family}.{turn}"
         self.shards.rings.claim(slot, Tensor(slot, (elements,), dtype, "gather"))
         if slot not in self._slots:
             self._slots.add(slot)
-            self.builder.guard(slot, slot, LAST_STREAM[family])
+            self.builder.guard(slot, slot, self.LAST[family])
         return self.builder.buffer(Buffer((elements,), dtype, "gather", what, slot))
 
-    def _gather(self, unit: int) -> None:
+    def _gather(self, unit: int, after: tuple[int, ...] = ()) -> None:
         layout, dtype = self._gathers[unit], self.shards.plan.precision
-        after = () if self.shards.plan.communication.overlap else self.builder.tail("compute")
+        after = after if self.shards.plan.communication.overlap else self.builder.tail("compute")
         flat = self._flats[WEIGHTS, unit] = self._tenant(WEIGHTS, layout.total, dtype, f"weights of unit {unit}")
         for bucket, first in layout.places:
             target = flat if len(layout.places) == 1 else self._stretch(flat, (bucket.numel,), first, "bucket")
@@ -178,15 +222,16 @@ class BlockShards:
             piece = _piece(bucket, "weights")
             shard = rank_wide(bucket.weight_buffer)
             if bucket.index in self.shards.staged:
-                shard = self._stage(unit, bucket, shard, piece)
+                shard = self._stage(unit, bucket, shard, after)
             self.builder.emit(
                 self.phase, "AG", unit, piece, "dp", (shard,), (target,), comm=comm, after=after, priority=1
             )
 
-    def _stage(self, unit: int, bucket: Bucket, shard: int, piece: str) -> int:
+    def _stage(self, unit: int, bucket: Bucket, shard: int, after: tuple[int, ...]) -> int:
         """A shard kept on the host is copied to the device first, into a slot of its own ring."""
         staged = self._tenant(STAGED, bucket.shard_numel, self.shards.plan.precision, f"shard of unit {unit}")
         body = around.transfer(bucket.shard_numel, bucket.shard_numel, "")
+        piece = _piece(bucket, "weights")
         self.builder.emit(self.phase, "H2D", unit, piece, "h2d", (shard,), (staged,), body, priority=1)
         return staged
 
@@ -201,13 +246,17 @@ class BlockShards:
         unit, self._due = self._due, None
         if unit is None:
             return
-        layout, flat = self.shards.gradients[unit], self._flats[GRADIENTS, unit]
+        self._reduce_all(unit, self._flats[GRADIENTS, unit])
+        if not self.shards.plan.communication.overlap and self.reduced is not None:
+            self.after = (self.reduced,)
+
+    def _reduce_all(self, unit: int, flat: int) -> None:
+        """Reduce a unit's buckets from the flat tensor that holds their gradients."""
+        layout = self.shards.gradients[unit]
         for bucket, first in layout.places:
             source = flat if len(layout.places) == 1 else self._stretch(flat, (bucket.numel,), first, "bucket")
             self.reduced = self._reduce(unit, bucket, source)
             self._complete(bucket)
-        if not self.shards.plan.communication.overlap and self.reduced is not None:
-            self.after = (self.reduced,)
 
     def _complete(self, bucket: Bucket) -> None:
         """In the last micro-batch a bucket's last reduction is followed by its copy to the host."""

@@ -14,6 +14,9 @@ from typing import Literal
 
 Precision = Literal["fp64", "fp32", "fp16", "bf16", "fp8"]
 Recompute = Literal["none", "selective", "full", "layers"]
+Kernels = Literal["eager", "compiled", "triton", "nanotron", "llm-foundry", "fms"]
+FRAMEWORK_KERNELS = ("nanotron", "llm-foundry", "fms")
+"""Kernels of other projects, which are priced (`calibration.frameworks`) and not executed."""
 
 DTYPE_BYTES: dict[str, int] = {
     "fp64": 8,
@@ -97,7 +100,7 @@ class Plan:
     precision: Precision = "bf16"
     gradient_dtype: Literal["fp64", "fp32", "bf16", "fp16"] = "fp32"
     attention: Literal["unfused", "flash", "cudnn"] = "flash"
-    kernels: Literal["eager", "compiled", "triton"] = "eager"
+    kernels: Kernels = "eager"
     launch_blocking: bool = False
     """CUDA_LAUNCH_BLOCKING=1: the host waits for the end of everything it launches."""
     cuda_graph: bool = False

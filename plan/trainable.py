@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from plan.implementations import engine, implementation
+from plan.implementations import IMPLEMENTATIONS, engine, implementation
+from plan.parallel import FRAMEWORK_KERNELS
 from plan.run import Run
 from program.errors import InputError
 
@@ -12,8 +13,13 @@ def check_trainable(run: Run) -> None:
     problems = []
     if not implementation(run.plan.implementation).trains:
         problems.append(
-            f"plan.implementation {run.plan.implementation} can be forecast; what trains is implementation: windtunnel "
-            "or deepspeed"
+            f"plan.implementation {run.plan.implementation} can be forecast; what trains is implementation: "
+            + " or ".join(each.name for each in IMPLEMENTATIONS.values() if each.trains)
+        )
+    if run.plan.kernels in FRAMEWORK_KERNELS:
+        problems.append(
+            f"plan.kernels {run.plan.kernels} are priced as their project launches them, and not executed here; set "
+            "plan.kernels: compiled"
         )
     if run.checkpoint.every:
         problems.append(

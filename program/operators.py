@@ -156,6 +156,14 @@ def _converted(args: Tensors, given: Mapping[str, object]) -> str:
     return f"{source.dtype}->{given['dtype']}"
 
 
+def _copied(args: Tensors, _: Mapping[str, object]) -> str:
+    """A copy into a tensor of another type converts."""
+    target, source = args[:2]
+    assert target is not None
+    assert source is not None
+    return "" if source.dtype == target.dtype else f"{source.dtype}->{target.dtype}"
+
+
 def _stepped(args: Tensors, _: Mapping[str, object]) -> str:
     """The copy's type where there is one, then the gradient's where that is not the state's."""
     master, gradient = args[0], args[1]
@@ -224,7 +232,7 @@ _TABLE = (
     LineOperator("fill_all", _cleared, like="fill"),
     LineOperator("zeros_like", _flat_first, like="fill"),
     LineOperator("clone", _flat_first, like="copy"),
-    LineOperator("copy", _flat_second, overwrites=(0,)),
+    LineOperator("copy", _flat_second, overwrites=(0,), variant=_copied),
     LineOperator("cast", _flat_first, like="copy", variant=_converted),
     LineOperator("add_into", _flat_first, adds=(0,), like="add"),
     LineOperator("sqnorm", _flat_first),
@@ -250,11 +258,11 @@ def kernel_call(line: Apply, tensors: Mapping[str, Tensor]) -> KernelCall | None
     typed = results[0] if operator.typed < 0 else args[operator.typed]
     assert typed is not None
     dtype = typed.dtype
-    if line.op == "cast":  # a conversion is counted in the narrower type
-        dtype = min(dtype, str(given["dtype"]), key=DTYPE_BYTES.__getitem__)
     variant = line.stand_in
     if variant is None:
         variant = operator.variant(args, given) if operator.variant is not None else ""
+    if "->" in variant:  # a conversion is counted in the narrower type
+        dtype = min(variant.split("->"), key=DTYPE_BYTES.__getitem__)
     shape = operator.shape(args, results, given)
     return KernelCall(operator.like or line.op, shape, dtype, variant, operator.count)
 

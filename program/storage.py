@@ -66,6 +66,7 @@ class Bucket:
     gradients_sharded: bool = False  # ZeRO-2 and 3: the gradient buffer sums this rank's shard over micro-batches
     host_grad_buffer: int = -1  # offloaded optimizer: where the host finds the reduced gradient
     host_weight_buffer: int = -1  # … and where its STEP leaves the weights for the device (-1: they live on the host)
+    whole_buffer: int = -1  # sharded weights that stay gathered from a forward to its backward: where they lie whole
 
     @property
     def offloaded(self) -> bool:

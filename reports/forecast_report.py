@@ -107,7 +107,8 @@ def _unpriced(run: Run, program: StepProgram, profile: Profile) -> tuple[str, ..
 def _doubts(run: Run, profile: Profile, memory: Memory) -> list[str]:
     """What about these prices is not what the plan asks for, and memory that only just fits."""
     found = _borderline(memory)
-    priced = profile.priced_as or ("eager" if run.cluster.device == "cpu" else run.plan.kernels)
+    own = profile.framework or profile.priced_as
+    priced = own or ("eager" if run.cluster.device == "cpu" else run.plan.kernels)
     if run.plan.kernels != priced:
         found.append(f"plan.kernels {run.plan.kernels}: profile {profile.name} prices every operator as {priced}")
     if run.plan.cuda_graph and not profile.prices_graphs:

@@ -16,6 +16,7 @@ middle ones share large segments and small ones small segments. Sizes and limits
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from calibration.profile import Allocator
 from calibration.workspace import NOTHING, Workspace
-from program import OFF_DEVICE, Block, Buffer, RankProgram, columns
+from program import DTYPE_BYTES, OFF_DEVICE, Block, Buffer, RankProgram, columns
 from program.text import label_of
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "workspace", "framework")
@@ -43,8 +44,8 @@ SMALL, MIDDLE, TEMPORARY = -1, -2, -3  # size classes that share segments
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Bytes at a stage's peak. `parts` sum to `peak_allocated_bytes`; `framework` is what rounding adds; `where` is the
-    instruction."""
+    """Bytes at a stage's peak. `parts` sum to `peak_allocated_bytes`; `framework` is what rounding adds, and what another
+    project's kernels hold beyond the program; `where` is the instruction."""
 
     stage: int
     peak_allocated_bytes: int
@@ -190,17 +191,43 @@ def simulate_memory(stage: RankProgram, allocator: Allocator, workspace: Workspa
     top = int(peaks.argmax())
     effect, call = effects[order[top]], stage.calls[top]
     parts = [r + int(b) + p for r, b, p in zip(resident, before[top], effect.at_peak, strict=True)]
+    beyond = _beyond(stage, workspace, parts[_PART["weight"]])
+    parts[-1] += beyond
     instruction = stage.blocks[call.block].instructions[effect.peak_local]
     return StageMemory(
         stage=stage.stage,
         peak_allocated_bytes=sum(parts),
-        peak_reserved_bytes=_reserved(effects, order, ledger.sizes, rounding),
+        peak_reserved_bytes=_reserved(effects, order, ledger.sizes, rounding) + beyond,
         resident_bytes=sum(resident),
         parts=dict(zip(PARTS, parts, strict=True)),
         where=label_of(instruction, -1 if instruction.phase == "step" else call.micro),
         host_bytes=sum(b.bytes for b in stage.buffers if b.base is None and b.pool in OFF_DEVICE),
         largest=_largest(stage),
     )
+
+
+def _beyond(stage: RankProgram, workspace: Workspace, weights: int) -> int:
+    """Bytes that kernels hold at their peak beyond the program: tensors kept from a forward to its backward, copies of
+    logits, a second copy of the gradients of `weights` that replicas reduce."""
+    held = [_kept(block, workspace) for block in stage.blocks]
+    order = columns(stage.calls).block
+    before = _before([[net] for net, _ in held], order)[:, 0]
+    kept = int((before + np.array([peak for _, peak in held], dtype=np.int64)[order]).max())
+    calls = [call for block in stage.blocks for i in block.instructions for call in i.body if call.op == "ce_max"]
+    logits = workspace.logit_copies * max((math.prod(call.shape) * 4 for call in calls), default=0)
+    reduces = any(i.comm is not None and i.comm.role == "dp" for block in stage.blocks for i in block.instructions)
+    return kept + logits + (weights if workspace.gradient_buckets and reduces else 0)
+
+
+def _kept(block: Block, workspace: Workspace) -> tuple[int, int]:
+    """(bytes left, highest bytes on the way) of what kernels keep beyond the program, over one call of a block."""
+    gone = {backward: many for many, backward in workspace.kept.values()}
+    live = peak = 0
+    for call in (call for i in block.instructions for call in i.body) if gone else ():
+        many = workspace.kept.get(call.op, (0, ""))[0] - gone.get(call.op, 0)
+        live += many * call.count * math.prod(call.shape) * DTYPE_BYTES[call.dtype]
+        peak = max(peak, live)
+    return live, peak
 
 
 def _effects(stage: RankProgram, rounding: Rounding, workspace: Workspace) -> tuple[list[Effect], NDArray[np.int64]]:

@@ -94,7 +94,6 @@ LATER: dict[str, list[Any]] = {
     "plan.expert_parallel": [2],
     "plan.gradient_compression": ["onebit-adam"],
     "plan.hybrid": ["zero3-ffn"],
-    "plan.implementation": ["torch-fsdp"],
     "plan.offload.activations": ["cpu", "nvme"],
     "plan.offload.optimizer": ["nvme"],
     "plan.offload.parameters": ["nvme"],
@@ -234,6 +233,11 @@ def agree(rng: Random, c: dict[str, Any]) -> None:
     if c.get("plan.zero_stage", 1) > 1 and p > 1:
         c["plan.zero_stage"] = rng.choice([0, 1])
     stage, engine = c.get("plan.zero_stage", 1), c.get("plan.implementation", "windtunnel")
+    if engine == "torch-fsdp" and p == 1 and c.get("plan.schedule", "auto") in ("auto", "1f1b"):
+        c["plan.zero_stage"] = stage = rng.choice([2, 3])
+        unless(False, "plan.zero.persist_below", "plan.communication.overlap")
+    elif engine == "torch-fsdp":
+        c["plan.implementation"] = engine = "windtunnel"
     if (engine == "megatron" and stage > 1) or (engine == "deepspeed" and stage == 3):
         c["plan.implementation"] = engine = "windtunnel"
     ours = engine == "windtunnel" or (engine == "deepspeed" and stage == 2)

@@ -44,7 +44,6 @@ class Convention:
     `cluster` overrides keys of the node type that the row's `gpu` column names. `stages`: how units are shared out
     over the pipeline. `memory`: what the printed figure counts (live tensors, what the allocator holds, or the whole
     device), in units of `memory_unit_bytes`. `presumed[column]` = (value, why) fills an empty cell.
-    `framework` names whose kernels the rows ran, where they are none of ours (`calibration.frameworks`).
     `fabric[nodes]` is the row of nccl.csv that says what the source's own network carried between so many nodes.
     `noted[text]` are plan keys of rows whose notes hold that text.
     `blocking_from`: rows of at least so many GPUs ran with CUDA_LAUNCH_BLOCKING=1.
@@ -60,7 +59,6 @@ class Convention:
     presumed: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     anomalous: Mapping[str, str] = field(default_factory=dict)
     stages: Literal["auto", "by cost"] = "auto"
-    framework: str = ""
     fabric: Mapping[int, str] = field(default_factory=dict)
     noted: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     blocking_from: int | None = None
@@ -80,9 +78,9 @@ _NANOTRON: dict[str, Any] = {
         "implementation": "megatron",
         "attention": "flash",
         "communication": {"overlap": True},
+        "kernels": "nanotron",
     },
     "stages": "by cost",
-    "framework": "nanotron",
     "presumed": {
         "recompute": ("none", "the framework's default"),
         "sp": ("yes", "TP mode not printed; reduce-scatter mode is the benchmark script's default"),
@@ -191,8 +189,7 @@ CONVENTIONS: tuple[Convention, ...] = (
         name="fms-fsdp",
         matches=("ibm_fms_fsdp", ""),
         family=LLAMA,
-        plan={**FSDP, "gradient_dtype": "bf16"},
-        framework="fms",
+        plan={**FSDP, "gradient_dtype": "bf16", "kernels": "fms"},
         why="FSDP1, read as ZeRO-3 of our own with the eager kernels of its Llama; gradients are reduced in bf16 "
         "(policies/mixed_precision.py).",
     ),
@@ -200,8 +197,7 @@ CONVENTIONS: tuple[Convention, ...] = (
         name="llm-foundry",
         matches=("llm_foundry", ""),
         family=MPT,
-        plan=FSDP,
-        framework="llm-foundry",
+        plan={**FSDP, "kernels": "llm-foundry"},
         noted={"mixed precision PURE": {"gradient_dtype": "bf16"}},
         why="Composer on FSDP1, read as ZeRO-3 of our own with the kernels that its MPT launches, attention in Triton "
         "(FlashAttention-1). Learned positions and biases: the printed numbers of parameters have them.",

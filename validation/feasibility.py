@@ -57,11 +57,11 @@ def _source(name: str, rows: Iterable[Published], forecaster: Forecaster) -> Fea
             continue
         outcome = counts["failed" if row.set == FAILED else "ran"]
         outcome[0] += 1
-        outcome[1] += fits(run, forecaster, known.framework)
+        outcome[1] += fits(run, forecaster)
     (ran, ran_fits), (failed, failed_fits) = counts["ran"], counts["failed"]
     return Feasibility(name, ran, ran_fits, failed, failed - failed_fits, undecided)
 
 
-def fits(run: Run, forecaster: Forecaster, framework: str = "") -> bool:
+def fits(run: Run, forecaster: Forecaster) -> bool:
     """Whether the forecast says the run fits: memory held by the allocator and the device context within the card."""
-    return forecaster.memory(run, framework)["device"] <= run.cluster.gpu_memory_gib * 2**30
+    return forecaster.memory(run)["device"] <= run.cluster.gpu_memory_gib * 2**30

@@ -172,7 +172,7 @@ def training_runs(named: Sequence[str], ids: Sequence[str]) -> tuple[str, ...]:
 def score(case: Case, forecaster: Forecaster) -> RowScore:
     """Simulate one case and hold it against what was measured."""
     assert case.run is not None
-    predicted: Predicted = forecaster.simulate(case.run, _convention(case.source).framework)
+    predicted: Predicted = forecaster.simulate(case.run)
     memory = predicted.memory_bytes[case.memory_kind]
     return RowScore(
         id=case.row.id,

@@ -74,8 +74,8 @@ def _whole(builder: UnitBuilder, y: str, table: str) -> str:
     y = regather(builder, "head.in", "")
     builder.backward("I", "head.logits", apply("gemm", f"logits {table}", "dy", variant="nn"), transient_bytes=0)
     dy = reduce_backward(builder, "head.in", "dy")
-    product = apply("gemm_add", f"logits {y} g{table[1:]}")
-    builder.backward("W", "head.logits", product, transient_bytes=0)
+    products = weight_gradient(builder, "logits", y, table)
+    builder.backward("W", "head.logits", *products, transient_bytes=0)
     return dy
 
 

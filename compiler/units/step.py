@@ -43,6 +43,24 @@ def clear(elements: int, dtype: str) -> Body:
 
 
 @lru_cache(maxsize=64)
+def cleared(elements: tuple[int, ...], dtype: str) -> Body:
+    """[Stretches of a group's gradients]: zero before its backward adds to them."""
+    tensors = [Tensor(f"g{i}", (count,), dtype, "grad") for i, count in enumerate(elements)]
+    names = " ".join(tensor.name for tensor in tensors)
+    return _body(tensors, names, names, *(apply("fill", tensor.name, value=0.0) for tensor in tensors))
+
+
+@lru_cache(maxsize=64)
+def copied(elements: int, source: str, target: str, passes: int = 1) -> Body:
+    """A flat tensor, [its copy], converted. In two `passes` it is cast first, where there is something to cast."""
+    tensors = [Tensor("x", (elements,), source), Tensor("y", (elements,), target), Tensor("t", (elements,), target)]
+    if passes == 1 or source == target:
+        return _body(tensors, "x y", "y", apply("copy", "y x"))
+    lines = apply("cast", "x", "t", dtype=target), apply("copy", "y t")
+    return _body(tensors, "x y", "y", *lines, transient_bytes=tensors[2].bytes)
+
+
+@lru_cache(maxsize=64)
 def share(dims: Dims, ranks: int, dtype: str) -> Body:
     """x → this tensor-parallel rank's stretch of it, flat."""
     part = numel(dims) // ranks

@@ -5,6 +5,7 @@
 | `windtunnel` | our own trainer |
 | `megatron` | Megatron-LM |
 | `deepspeed` | DeepSpeed, with Megatron-DeepSpeed's layers |
+| `torch-fsdp` | torch's FSDP2 |
 
 Rules and compiler ask `engine(plan)` for a choice, never for a name. A new implementation is one file and one line of
 `IMPLEMENTATIONS`.
@@ -17,10 +18,11 @@ from functools import lru_cache
 from plan.implementations.base import Engine, GradAccumulation, Implementation, Transfers
 from plan.implementations.deepspeed import DEEPSPEED
 from plan.implementations.megatron import MEGATRON
+from plan.implementations.torch_fsdp import TORCH_FSDP
 from plan.implementations.windtunnel import WINDTUNNEL
 from plan.parallel import Plan
 
-IMPLEMENTATIONS = {each.name: each for each in (WINDTUNNEL, MEGATRON, DEEPSPEED)}
+IMPLEMENTATIONS = {each.name: each for each in (WINDTUNNEL, MEGATRON, DEEPSPEED, TORCH_FSDP)}
 
 
 def implementation(name: str) -> Implementation:

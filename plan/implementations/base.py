@@ -47,6 +47,13 @@ class Engine:
     """A reduce-scatter leaves the share in the bucket's own gradient, not in a buffer apart."""
     units_reduce_whole: bool = False
     """Partitioned gradients are all-reduced and each rank keeps its share: 2Ψ a micro-batch, not Ψ."""
+    root_group: bool = False
+    """Embedding and head are one group of parameters, gathered before the first and kept until its backward."""
+    keeps_gathered: bool = False
+    """Every group stays gathered from its forward to its backward, though its weights are sharded between the two."""
+    flat_copies: bool = False
+    """Shards of weights are the optimizer's own, cast and copied into a flat tensor to be gathered; what comes is
+    copied out of it, and gradients are copied into another to be reduced. Else units read and write the flat ones."""
     gathers_at_once: bool = False
     """Weights are gathered at the end of the step that changed them, not at the start of the next."""
     overlaps_gradients: bool = True
@@ -91,9 +98,9 @@ def _no_gap(plan: Plan) -> list[Unsupported]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Implementation:
     """One implementation. `engine` makes its choices for a plan; `problems` are plans it cannot run, in sentences;
-    `gaps` are plans of it that are not forecast yet. `unfused_attention(zero_stage, attention dropout)` and
-    `gradient_dtype(precision, zero_stage)` decide what a run leaves open. `trains`: our trainer can execute its
-    programs."""
+    `gaps` are plans of it that are not forecast yet. `unfused_attention(zero_stage, attention dropout)`,
+    `gradient_dtype(precision, zero_stage)` and `zero_stage` decide what a run leaves open. `trains`: our trainer can
+    execute its programs."""
 
     name: str
     engine: Callable[[Plan], Engine]
@@ -101,6 +108,7 @@ class Implementation:
     gradient_dtype: Callable[[str, int], Literal["fp64", "fp32", "fp16"]]
     problems: Callable[[Plan], list[str]] = _nothing
     gaps: Callable[[Plan], list[Unsupported]] = _no_gap
+    zero_stage: int = 1
     trains: bool = True
 
 

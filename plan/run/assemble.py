@@ -114,7 +114,8 @@ def _plan(spec: PlanSpec, model: Model, cluster: Cluster) -> Plan:
     data_parallel = spec.data_parallel or max(1, cluster.gpus // model_parallel)
     recompute: Recompute = "layers" if isinstance(spec.recompute, RecomputeLayersSpec) else spec.recompute
     communication, chosen = spec.communication, implementation(spec.implementation)
-    unfused = chosen.unfused_attention(spec.zero_stage, model.attention_dropout)
+    zero_stage = chosen.zero_stage if spec.zero_stage is None else spec.zero_stage
+    unfused = chosen.unfused_attention(zero_stage, model.attention_dropout)
     return Plan(
         **spec.model_dump(exclude=_DERIVED),
         pipeline_layout=spec.pipeline_layout if isinstance(spec.pipeline_layout, str) else tuple(spec.pipeline_layout),
@@ -123,12 +124,13 @@ def _plan(spec: PlanSpec, model: Model, cluster: Cluster) -> Plan:
         schedule=tuple(spec.schedule)
         if isinstance(spec.schedule, list)
         else spec.schedule or usual(spec.virtual_pipeline),
+        zero_stage=zero_stage,
         zero=Zero(**spec.zero.model_dump()),
         offload=Offload(**spec.offload.model_dump()),
         global_batch_size=spec.global_batch_size or spec.micro_batch_size * data_parallel,
         recompute=recompute,
         recompute_layers=spec.recompute.layers if isinstance(spec.recompute, RecomputeLayersSpec) else 0,
-        gradient_dtype=spec.gradient_dtype or chosen.gradient_dtype(spec.precision, spec.zero_stage),
+        gradient_dtype=spec.gradient_dtype or chosen.gradient_dtype(spec.precision, zero_stage),
         attention=spec.attention or ("unfused" if unfused else "flash"),
         kernels=spec.kernels or ("eager" if cluster.device == "cpu" else "compiled"),
         loss_chunks=spec.loss_chunks or 1,
@@ -147,6 +149,7 @@ _DERIVED = {
     "microbatch_group",
     "data_parallel",
     "schedule",
+    "zero_stage",
     "zero",
     "offload",
     "global_batch_size",

@@ -30,6 +30,7 @@ RULES: tuple[Callable[[Run], Iterator[str]], ...] = (
     options.zero,
     options.loss,
     options.optimizer,
+    options.kernels,
     options.graph,
 )
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from math import gcd
 
 from plan.implementations import engine, implementation
+from plan.parallel import FRAMEWORK_KERNELS
 from plan.run.job import Run
 from program.nearest import divisors, nearest_number
 
@@ -115,6 +116,17 @@ def optimizer(run: Run) -> Iterator[str]:
     if schedule.kind != "constant" and schedule.min_lr > run.optimizer.lr:
         lr = run.optimizer.lr
         yield f"optimizer.schedule.min_lr {schedule.min_lr:g} is above lr {lr:g}; use at most {lr:g}"
+
+
+def kernels(run: Run) -> Iterator[str]:
+    """A framework's kernels are CUDA's, launched by its own host code."""
+    plan = run.plan
+    if plan.kernels not in FRAMEWORK_KERNELS:
+        return
+    if run.cluster.device == "cpu":
+        yield f"kernels {plan.kernels} are those of another project on CUDA devices, but the cluster is cpu; use eager"
+    if plan.cuda_graph:
+        yield f"cuda_graph true is of our own kernels, but kernels is {plan.kernels}; set it to false"
 
 
 def graph(run: Run) -> Iterator[str]:

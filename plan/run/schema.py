@@ -160,7 +160,7 @@ class PlanSpec(Spec):
     data_parallel: Annotated[Count | None, Auto] = None
     rank_order: str = "tp-cp-ep-dp-pp"
     schedule: Annotated[str | Annotated[list[str], Field(min_length=1)] | None, Auto] = None
-    zero_stage: Annotated[Whole, Field(ge=0, le=3)] = 1
+    zero_stage: Annotated[Annotated[Whole, Field(ge=0, le=3)] | None, Auto] = None
     zero: ZeroSpec = ZeroSpec()
     offload: OffloadSpec = OffloadSpec()
     micro_batch_size: Count = 1
@@ -170,7 +170,7 @@ class PlanSpec(Spec):
     precision: Literal["fp64", "fp32", "fp16", "bf16", "fp8"] = "bf16"
     gradient_dtype: Annotated[Literal["fp64", "fp32", "bf16", "fp16"] | None, Auto] = None
     attention: Annotated[Literal["unfused", "flash", "cudnn"] | None, Auto] = None
-    kernels: Annotated[Literal["eager", "compiled", "triton"] | None, Auto] = None
+    kernels: Annotated[Literal["eager", "compiled", "triton", "nanotron", "llm-foundry", "fms"] | None, Auto] = None
     launch_blocking: bool = False
     cuda_graph: bool = False
     loss_chunks: Annotated[Count | None, Auto] = None

@@ -65,7 +65,6 @@ FEATURES: tuple[Feature, ...] = (
         "gradient_dtype: fp32, or the plan's precision",
     ),
     Feature("plan.attention", lambda run: run.plan.attention, ("unfused", "flash", "cudnn"), "attention: flash"),
-    Feature("plan.kernels", lambda run: run.plan.kernels, ("eager", "compiled", "triton"), "kernels: compiled"),
     Feature(
         "plan.offload.optimizer",
         lambda run: _offloaded(run.plan.offload.optimizer, run.plan),

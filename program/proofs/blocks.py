@@ -35,6 +35,7 @@ from program.proofs.uses import (
     Use,
     summarise,
 )
+from program.proofs.values_bodies import made_afresh
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +196,8 @@ def _accesses(block: Block, atoms: Atoms) -> tuple[Touched, Touched, dict[Place,
             if not where and ref < 0:
                 continue  # compute alone touches it
             holder = -1 if ref in imported else ref if ref < 0 else tenant_of(block.buffers, ref)
-            access = Access(index, ref in reads, ref in writes, holder)
+            read = ref in reads and not (ref in writes and ref in made_afresh(instruction))
+            access = Access(index, read, ref in writes, holder)
             if ref in imported:
                 ports.setdefault(ref, []).append(access)
             elif where:

@@ -14,7 +14,7 @@ from program.proofs.error import ProofError
 DEGREES = ("tp", "dp", "pp", "microbatches")
 FLATS = ("weight_buffer", "grad_buffer", "master_buffer", "exp_avg_buffer", "exp_avg_sq_buffer", "reduced_buffer")
 SIDES = {"send": (1, 0), "recv": (0, 1)}  # buffers read and written; of any other communication one each
-HOSTED = ("host_grad_buffer", "host_weight_buffer")
+IF_ANY = ("host_grad_buffer", "host_weight_buffer", "whole_buffer")
 
 
 def prove_form(program: StepProgram) -> None:
@@ -78,7 +78,7 @@ def _of_storage(stage: RankProgram) -> Iterator[str]:
     many = len(stage.buffers)
     for index, bucket in enumerate(stage.buckets):
         fields = [getattr(bucket, name) for name in FLATS]
-        fields += [held for held in (getattr(bucket, name) for name in HOSTED) if held != -1]
+        fields += [held for held in (getattr(bucket, name) for name in IF_ANY) if held != -1]
         if bucket.index != index or not all(_within(held, many) for held in fields):
             yield f"bucket {index} names itself {bucket.index}, or a buffer that is not there"
         elif any(stage.buffers[held].base is not None or stage.buffers[held].slot is not None for held in fields):
@@ -114,6 +114,8 @@ def _of_block(program: StepProgram, stage: RankProgram, block: Block) -> Iterato
         yield from (f"buffer {ref} {fault}" for fault in _of_buffer(buffer))
         if buffer.base is not None and not _holds(block.buffers if buffer.slot is not None else stage.buffers, buffer):
             yield f"buffer {ref} ({buffer.what}) is a view of what is not there"
+        elif buffer.base is not None and buffer.slot not in (None, block.buffers[buffer.base[0]].slot):
+            yield f"buffer {ref} ({buffer.what}) is a view in slot {buffer.slot} of what lies elsewhere"
         if buffer.slot is not None and buffer.what[:2] in ("w:", "g:") and buffer.what[2:] not in params:
             yield f"buffer {ref} is a view of parameter {buffer.what[2:]}, which the rank does not hold"
     many = len(block.buffers)

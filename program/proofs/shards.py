@@ -3,9 +3,10 @@
 In a block, for each tenant of a slot:
 
 * a compute instruction that reads a parameter's stretch of a gathered slot stands behind the all-gather of the
-  parameter's bucket into that stretch, from this rank's shard or from a slot that a shard on the host was copied to;
+  parameter's bucket into that stretch, from this rank's shard or from a slot that the shard was copied to, or behind
+  the copy of what was gathered to that stretch;
 * one that adds to a parameter's stretch of a gradient slot stands behind the ZERO of the slot, and before the one
-  reduce-scatter (or all-reduce) of the bucket's stretch;
+  reduce-scatter (or all-reduce) of the bucket's stretch, or of where that was copied to;
 * what the reduction leaves is this rank's gradient shard itself (then nothing else is ever added to it), or a slot
   that one ADD adds to the shard.
 
@@ -20,9 +21,11 @@ from dataclasses import dataclass, field
 
 from program import Block, Bucket, Instruction, Param, RankProgram, numel, rank_wide, tenant_of
 from program.proofs.error import Named, Proof, ProofError, name
+from program.proofs.values_bodies import made_afresh
 
 PROOF: Proof = "complete"
 Stretch = tuple[int, int, int]  # tenant, first element, end
+AROUND = ("ZERO", "COPY")  # what compute does around the units
 
 
 @dataclass(slots=True)
@@ -30,7 +33,8 @@ class _Block:
     """What one block does to partitioned buckets. Local ids."""
 
     gathered: dict[tuple[int, Stretch], int] = field(default_factory=dict)  # (bucket, stretch)
-    staged: dict[int, int] = field(default_factory=dict)  # slot's tenant that a host's shard was copied to -> bucket
+    staged: dict[int, int] = field(default_factory=dict)  # slot's tenant that a shard was copied to -> bucket
+    moved: dict[Stretch, tuple[int, Stretch]] = field(default_factory=dict)  # gradients -> copy, where they are then
     cleared: dict[int, int] = field(default_factory=dict)  # tenant
     reduced: dict[Stretch, tuple[int, int]] = field(default_factory=dict)  # stretch -> instruction, its result
     added: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # slot's tenant -> instruction, shard
@@ -47,6 +51,7 @@ class Sharded:
         self.last: dict[int, tuple[int, int]] = {}
         self._whole: dict[int, int] = {}  # bucket -> micro-batches in which a reduction overwrites its shard
         self._sums: dict[int, int] = {}  # bucket -> additions
+        self._counted: set[tuple[int, int]] = set()  # reductions that are in the two: block, instruction
 
     def prove_blocks(self) -> None:
         """Raises ProofError for the first block that breaks a rule."""
@@ -62,15 +67,18 @@ class Sharded:
     def _prove_block(self, number: int, block: Block) -> None:
         done = _Block()
         for local, i in enumerate(block.instructions):
-            if i.stream == "compute" and i.kind != "ZERO":
+            if i.stream == "compute" and i.kind not in AROUND:
                 for param, stretch in self._touched(block, i.reads, "w:"):
                     self._must_be_gathered(number, block, done, local, param, stretch)
+                afresh = {_stretch(block, ref) for ref in made_afresh(i) if ref >= 0}
                 for param, stretch in self._touched(block, i.writes, "g:"):
+                    if stretch in afresh:
+                        done.cleared.setdefault(stretch[0], local)  # which stretches of it: `program.proofs.values`
                     self._must_be_clear(number, done, local, param, stretch)
             else:
                 self._note(block, done, local, i)
         for local, i in enumerate(block.instructions):
-            if i.stream == "compute" and i.kind != "ZERO":
+            if i.stream == "compute" and i.kind not in AROUND:
                 for param, stretch in self._touched(block, i.writes, "g:"):
                     self._must_be_reduced(number, block, done, local, param, stretch)
 
@@ -85,8 +93,12 @@ class Sharded:
             done.cleared |= {tenant_of(block.buffers, ref): local for ref in i.writes if ref >= 0}
         elif i.kind == "ADD":
             done.added.setdefault(i.reads[0], []).append((local, i.writes[0]))
-        elif i.kind == "H2D" and i.reads[0] in weights and i.writes[0] >= 0:
+        elif i.kind in ("H2D", "COPY") and i.reads[0] in weights and i.writes[0] >= 0:
             done.staged[i.writes[0]] = weights[i.reads[0]]
+        elif i.kind == "COPY" and i.reads[0] >= 0 and i.writes[0] >= 0:
+            source, target = _stretch(block, i.reads[0]), _stretch(block, i.writes[0])
+            done.moved[source] = local, target
+            done.gathered |= {(b, target): local for b, place in [*done.gathered] if place == source}
         elif i.comm is not None and i.comm.op == "all_gather" and i.comm.role == "dp" and i.writes[0] >= 0:
             bucket = weights.get(i.reads[0], done.staged.get(i.reads[0]))
             if bucket is not None:
@@ -121,8 +133,9 @@ class Sharded:
         self, number: int, block: Block, done: _Block, local: int, param: Param, stretch: Stretch
     ) -> None:
         bucket, whole = self._bucket(param, stretch)
+        copied, whole = done.moved.get(whole, (local, whole))
         at, result = done.reduced.get(whole, (-1, 0))
-        if at < local:
+        if min(at, copied) < local:
             raise self._error(
                 f"bucket {bucket.index} is not reduced once after the last gradient of {param.name}", [(number, local)]
             )
@@ -135,7 +148,8 @@ class Sharded:
         mask = self.masks[number]
         self.written[param.name] = self.written.get(param.name, 0) | mask
         self.last[bucket.index] = max(self.last.get(bucket.index, (-1, -1)), (self.calls_of[number][-1], end))
-        if param.offset == 0:  # the bucket's first parameter speaks for it
+        if (number, at) not in self._counted:
+            self._counted.add((number, at))
             book = self._whole if result == shard else self._sums
             book[bucket.index] = book.get(bucket.index, 0) + mask.bit_count()
 

@@ -182,6 +182,8 @@ class _Class:
         books, about = self.books, event.about
         if event.what == "weights":
             books.read_weights(about)
+        elif event.what == "whole":
+            books.copy_weights(about)
         elif event.what == "gradients":
             books.add_all(about, micro)
         elif event.what == "fresh":

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from program import Block, Bucket, Buffer, Comm, Instruction, Param, RankProgram, numel, rank_wide, tenant_of
 from program.declared import SHARE, At, Identity, Value, identity, parameter
-from program.proofs.values_bodies import body_fault
+from program.proofs.values_bodies import body_fault, made_afresh
 
 TRANSFERS = ("send", "recv", "exchange")
 BECOMES = {
@@ -49,7 +49,7 @@ class Part(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Something that outlives the block. `what`: weights | gradients | fresh | loss | shard | send | receive | step."""
+    """Something that outlives the block. `what`: weights | whole | gradients | fresh | loss | shard | send | receive | step."""
 
     what: str
     local: int
@@ -100,6 +100,7 @@ class _Reading:
         self.gathered: set[tuple[int, int, int]] = set()  # tenant, first element, bucket
         self.staged: dict[int, int] = {}  # slot's tenant -> bucket
         self.parts: dict[int, list[tuple[int, Part]]] = {}  # tenant -> (where its bucket begins, part)
+        self.clear: dict[int, list[tuple[int, int]]] = {}  # tenant -> stretches that hold sums or zeros
         self.reduced: dict[int, tuple[int, tuple[Part, ...]]] = {}  # buffer -> bucket, parts
         self.local = 0
 
@@ -225,7 +226,8 @@ class _Reading:
         buffer = self._buffer(ref)
         self._need(buffer.shape == param.local_shape, f"{name} is asked for in a buffer of shape {buffer.shape}")
         if ref < 0:
-            there = buffer.base == (bucket.weight_buffer, param.offset) and not bucket.weights_sharded
+            home = bucket.whole_buffer if bucket.weights_sharded else bucket.weight_buffer
+            there = buffer.base == (home, param.offset)
             self._need(there, f"{name} is asked for where it is not: in {buffer.what} ({buffer.pool})")
             self._read(bucket.index)
             return
@@ -254,8 +256,7 @@ class _Reading:
         self._need(buffer.shape == param.local_shape, f"the gradient of {param.name} is added to {buffer.what}")
         if ref >= 0:
             tenant, first = self._stretch(ref)
-            self._need(tenant in self.parts, f"the gradient of {param.name} is added to what nobody cleared")
-            self.parts[tenant].append((first - param.offset, part))
+            self._join(tenant, first, first - param.offset, part, ref in made_afresh(i))
             return
         base, offset = buffer.base or (-1, -1)
         there = offset == param.offset and not bucket.gradients_sharded and buffer.pool == "grad"
@@ -267,6 +268,24 @@ class _Reading:
         own = base not in others and self.reader.fresh.setdefault(base, bucket.index) == bucket.index
         self._need(own, f"the gradient of {param.name} is added to that of another bucket")
         self._note("fresh", part)
+
+    def _join(self, tenant: int, first: int, begin: int, part: Part, afresh: bool) -> None:
+        """A part joins a slot's gradients, whose bucket begins at `begin`, or is written over what was there."""
+        end = first + self.reader.params[part.param].local_numel
+        held, clear = self.parts.setdefault(tenant, []), self.clear.setdefault(tenant, [])
+        if afresh:
+            lost = any(other.param == part.param for _, other in held)
+            self._need(not lost, f"the gradient of {part.param} is written over what was added to it")
+            clear.append((first, end))
+        known = any(a <= first and end <= b for a, b in clear)
+        self._need(known, f"the gradient of {part.param} is added to what nobody cleared")
+        held.append((begin, part))
+
+    def _filled(self, tenant: int, first: int, end: int) -> bool:
+        """Whether all of a stretch of gradients holds sums or zeros."""
+        for a, b in sorted(self.clear.get(tenant, [])):
+            first = max(first, b) if a <= first else first
+        return first >= end
 
     def _add(self, part: Part) -> None:
         """Parts of gradients are noted together, as long as nothing but weights is read between."""
@@ -289,11 +308,15 @@ class _Reading:
 
     def _by_kind(self, i: Instruction) -> None:
         comm = i.comm
-        if i.kind == "ZERO" and len(i.writes) == 1 and i.writes[0] >= 0:
-            tenant, first = self._stretch(i.writes[0])
-            self._need(first == 0 and self.block.buffers[i.writes[0]].base is None, "a part of a slot is cleared")
-            self._need(not self.parts.get(tenant), "gradients are cleared before they are reduced")
-            self.parts[tenant] = []
+        if i.kind == "ZERO" and i.writes and min(i.writes) >= 0:
+            for ref in i.writes:
+                tenant, first = self._stretch(ref)
+                self._need(not self.parts.get(tenant), "gradients are cleared before they are reduced")
+                self.parts[tenant] = []
+                stretch = (first, first + numel(self.block.buffers[ref].shape))
+                self.clear.setdefault(tenant, []).append(stretch)
+        elif i.kind == "COPY" and len(i.reads) == len(i.writes) == 1:
+            self._copy(i.reads[0], i.writes[0])
         elif i.kind == "H2D" and len(i.reads) == len(i.writes) == 1:
             self._need(i.reads[0] in self.reader.weights and i.writes[0] >= 0, "no shard of weights is copied")
             self.staged[i.writes[0]] = self.reader.weights[i.reads[0]].index
@@ -311,12 +334,41 @@ class _Reading:
         else:
             self._need(False, "it declares nothing of what it reads and writes")
 
+    def _copy(self, source: int, target: int) -> None:
+        """A shard to where it is gathered from; what was gathered to where it is read; gradients to be reduced."""
+        if source in self.reader.weights:
+            self._need(target >= 0, "a shard of weights is copied to no slot")
+            self.staged[target] = self.reader.weights[source].index
+            return
+        self._need(source >= 0, "what is copied is no shard of weights")
+        at, size = self._stretch(source), numel(self.block.buffers[source].shape)
+        found = [bucket for *place, bucket in self.gathered if tuple(place) == at]
+        if found:
+            bucket = self.stage.buckets[found[0]]
+            self._need(size == bucket.numel, f"a part of bucket {bucket.index} is copied")
+            if target >= 0:
+                self._hold(target, bucket.index)
+            else:
+                self._need(target == rank_wide(bucket.whole_buffer), f"bucket {bucket.index} is copied to another's")
+                self._note("whole", bucket.index)
+            return
+        self._need(at[0] in self.parts and target >= 0, "what is copied is neither weights nor gradients")
+        (tenant, first), (goal, begin) = at, self._stretch(target)
+        same = (first, begin) == (0, 0) and tenant == source and goal == target
+        self._need(same and not self.parts.get(goal), "a part of a slot's gradients is copied")
+        self._need(self._filled(tenant, 0, size), "gradients are copied that are neither made nor cleared")
+        self.parts[goal], self.clear[goal] = self.parts.pop(tenant), self.clear.pop(tenant)
+
+    def _hold(self, ref: int, bucket: int) -> None:
+        """A stretch of a slot holds a bucket's whole weights."""
+        place = self._stretch(ref)
+        self.gathered = {g for g in self.gathered if g[:2] != place} | {(*place, bucket)}
+
     def _gather(self, i: Instruction) -> None:
         bucket = self.reader.weights.get(i.reads[0])
         index = bucket.index if bucket is not None else self.staged.get(i.reads[0], -1)
         self._need(index >= 0 and i.writes[0] >= 0, "what is gathered is no shard of weights")
-        tenant, first = self._stretch(i.writes[0])
-        self.gathered = {g for g in self.gathered if g[:2] != (tenant, first)} | {(tenant, first, index)}
+        self._hold(i.writes[0], index)
 
     def _reduce(self, i: Instruction, comm: Comm) -> None:
         self._need(

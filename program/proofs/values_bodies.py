@@ -12,6 +12,7 @@ from program.lines import Stretches
 OPERATORS = {
     "ZERO": {"fill", "fill_all"},
     "ADD": {"add_into"},
+    "COPY": {"cast", "copy"},
     "ACC": {"cast", "add_into", "fill"},
     "NORM": {"sqnorm", "statistics", "copy"},
     "CAST": {"clone", "cast"},
@@ -20,8 +21,14 @@ OPERATORS = {
     "STEP": {"clip_coefficient", "not_finite", "adamw"},
     "LOSS": {"read"},
 }
-MAIN = {"ACC": "add_into", "NORM": "statistics", "CAST": "cast", "STEP": "adamw"}  # the one that must be there
-FILLED = {"NORM": 1, "D2H": 1, "H2D": 1}  # tensors that are written and not read
+MAIN = {"ACC": "add_into", "COPY": "copy", "NORM": "statistics", "CAST": "cast", "STEP": "adamw"}  # the one that must be there
+FILLED = {"COPY": 1, "NORM": 1, "D2H": 1, "H2D": 1}  # tensors that are written and not read
+
+
+def made_afresh(i: Instruction) -> set[int]:
+    """Places that an instruction's products write whole, whatever was there."""
+    lines = () if i.lines is None else i.lines.lines
+    return {i.reads[args[2]] for op, args, _, _ in lines if op == "gemm_out" and args[2] < len(i.reads)}
 
 
 def body_fault(stage: RankProgram, i: Instruction, written: tuple[Buffer, ...]) -> str | None:
@@ -33,6 +40,8 @@ def body_fault(stage: RankProgram, i: Instruction, written: tuple[Buffer, ...]) 
     found = {line[0] for line in i.lines.lines}
     if i.kind not in OPERATORS:
         return "it declares nothing of what it reads and writes"
+    if i.kind == "ZERO" and i.reads not in ((), i.writes):
+        return "a ZERO reads something else than it clears"
     if not found <= OPERATORS[i.kind] or not found or MAIN.get(i.kind, min(found)) not in found:
         return f"a {i.kind} does not compute {', '.join(sorted(found)) or 'nothing'}"
     given = len({*i.reads, *i.writes}) if i.kind == "ZERO" else len(i.reads) + FILLED.get(i.kind, 0)
@@ -47,6 +56,8 @@ def _size_fault(stage: RankProgram, i: Instruction, written: tuple[Buffer, ...])
     held = [numel(buffer.shape) for buffer in written]
     if i.kind == "ADD" and sizes[-1:] != held[-1:]:
         return f"{sizes} elements are added to {held}"
+    if i.kind == "COPY" and (len(held) != 1 or set(sizes) != set(held)):
+        return f"{sizes} elements are copied to {held}"
     if i.kind == "ZERO" and sum(sizes) not in (sum(held), sum(held) - 1):
         return f"{sum(sizes)} elements are cleared of {sum(held)}"
     if i.kind == "NORM":

@@ -67,6 +67,12 @@ class Books:
             for bucket in buckets:
                 self._read(bucket)
 
+    def copy_weights(self, bucket: int) -> None:
+        """What was gathered of a bucket is copied to where its weights stay whole until the backward."""
+        self.changes += 1
+        self.assumed.setdefault(bucket, "share")
+        self.weights[bucket] = "whole"
+
     def _read(self, bucket: int) -> None:
         state = self.weights.get(bucket)
         if state is None:
@@ -326,7 +332,7 @@ class Books:
 
     def _after_step(self, bucket: Bucket) -> str:
         held = numel(self.stage.buffers[bucket.weight_buffer].shape)
-        return "whole" if held == bucket.shard_numel else "share"
+        return "whole" if held == bucket.shard_numel and bucket.whole_buffer < 0 else "share"
 
     def _step(self, i: Instruction) -> None:
         need(len(i.reads) >= 5, "the optimizer's step lacks arguments")
@@ -364,5 +370,6 @@ class Books:
         for bucket in self.stage.buckets:
             need(bucket.index in self.stepped, f"bucket {bucket.index} is never stepped")
             left, assumed = self.weights.get(bucket.index), self.assumed.get(bucket.index)
-            closed = left == "whole" or (left == "share" and assumed != "whole") or bucket.weights_sharded
+            closed = left == "whole" or (left == "share" and assumed != "whole")
+            closed |= bucket.weights_sharded and bucket.whole_buffer < 0
             need(closed, f"the step begins with {assumed} weights of bucket {bucket.index}, and ends with {left} ones")

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from calibration.collectives import Geometry
-from calibration.frameworks import FRAMEWORKS
 from calibration.profile import load_profile
 from calibration.profile_paths import shipped_profiles
 from compiler import compile_run
@@ -112,7 +111,7 @@ def test_peaks_of_training_on_one_h200_are_forecast(model: str, kernels: str) ->
 def test_a_framework_is_priced_by_its_own_launches_and_passes() -> None:
     """Its SwiGLU moves 5 passes where one kernel moves 3, and adds weight gradients in a kernel apart."""
     profile = load_profile("h100")
-    theirs = profile.with_kernels_of(FRAMEWORKS["nanotron"])
+    theirs = profile.for_kernels("nanotron")
     act = KernelCall("swiglu_forward", (16384, 8192), "bf16")
     one_pass = profile.for_kernels("eager").kernel_s(KernelCall("add", (16384, 8192), "bf16"))  # 3 passes
     assert theirs.kernel_s(act) == pytest.approx(5 / 3 * one_pass, rel=0.02)
@@ -121,7 +120,8 @@ def test_a_framework_is_priced_by_its_own_launches_and_passes() -> None:
     shape = (16384, 4096, 8192)
     apart, fused = (p.kernel_s(KernelCall("gemm", shape, "bf16", "tn+acc32")) for p in (theirs, profile))
     assert apart > fused
-    assert theirs.for_kernels("eager") is theirs
+    assert theirs.for_kernels("nanotron") is theirs
+    assert theirs.for_kernels("eager").kernel_s(act) == profile.for_kernels("eager").kernel_s(act)
     attention = KernelCall("attention_forward", (1, 32, 32, 4096, 64), "bf16", "flash")
     assert theirs.kernel_s(attention) == profile.kernel_s(attention)
     back = KernelCall("attention_backward", attention.shape, "bf16", "flash")
@@ -131,7 +131,7 @@ def test_a_framework_is_priced_by_its_own_launches_and_passes() -> None:
 def test_fsdp_joins_the_gradients_of_a_flat_parameter_in_another_kernel() -> None:
     """4 bytes an element where gradients stay in bf16, 10 where they are widened for the reduction."""
     profile = load_profile("a100-80gb")
-    theirs = profile.with_kernels_of(FRAMEWORKS["llm-foundry"])
+    theirs = profile.for_kernels("llm-foundry")
     shape, one_pass = (8192, 8192, 8192), profile.for_kernels("eager").kernel_s(KernelCall("add", (8192**2,), "bf16"))
     plain, flat, wide = (
         theirs.kernel_s(KernelCall("gemm", shape, "bf16", variant)) for variant in ("tn", "tn+acc16", "tn+acc32")
@@ -144,7 +144,7 @@ def test_a_framework_attends_by_the_kernel_that_it_calls() -> None:
     """llm-foundry's FlashAttention-1 in Triton takes about twice as long as FlashAttention-2: 72 and 113 TFLOP/s at
     4096 on A100 (gemm-1090, gemm-1085)."""
     profile = load_profile("a100-80gb")
-    theirs = profile.with_kernels_of(FRAMEWORKS["llm-foundry"])
+    theirs = profile.for_kernels("llm-foundry")
     shape = (4, 48, 48, 4096, 64)
     forward, backward = (KernelCall(f"attention_{way}", shape, "fp16", "flash") for way in ("forward", "backward"))
     assert theirs.kernel_s(forward) == pytest.approx(2 * 2 * 4 * 48 * 4096**2 * 64 / 2 / 112.87e12, rel=0.01)

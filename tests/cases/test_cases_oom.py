@@ -165,9 +165,6 @@ def test_013_tensor_parallel_8_lies_between_without_and_with_sequence_parallelis
 def test_015_full_shard_of_7b_on_four_and_eight_cards() -> None:
     """29 GB reserved on four A100-40GB (recompute is the recipe's default); on 24 GB cards the steady state fits and
     loading the whole model first, which is what the user ran into, does not."""
-    not_yet(
-        "implementation torch-fsdp", model="llama-2-7b", cluster="dgx-a100-40gb", plan={"implementation": "torch-fsdp"}
-    )
     model, plan = {"preset": "llama-2-7b", "seq_length": 2048}, {"zero_stage": 3, "recompute": "full"}
     four = forecast(model=model, cluster={"preset": "dgx-a100-40gb", "gpus": 4}, plan=plan).memory
     assert four.fits

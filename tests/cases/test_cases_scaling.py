@@ -22,7 +22,6 @@ Call = Callable[..., Any]
     ("number", "plan", "words"),
     [
         ("051", {"precision": "fp8", "zero_stage": 3}, "precision fp8"),
-        ("055", {"implementation": "torch-fsdp", "zero_stage": 3}, "implementation torch-fsdp"),
     ],
 )
 def test_sharded_runs_are_not_yet_forecast(number: str, plan: dict[str, object], words: str) -> None:

@@ -137,6 +137,18 @@ weight gradients apart of partitioned gradients:
 weight gradients apart in several chunks:
   over: {plan: {schedule: zb-h1, pipeline_parallel: 2, virtual_pipeline: 2, global_batch_size: 16}}
   says: ["schedule zb-h1 runs one chunk a stage, but virtual_pipeline is 2"]
+torch-fsdp without shards:
+  over: {plan: {implementation: torch-fsdp, zero_stage: 1}}
+  says: ["torch-fsdp shards parameters", "zero_stage is 1", "use 3"]
+torch-fsdp with small parameters whole:
+  over: {plan: {implementation: torch-fsdp, zero: {persist_below: 1000}}}
+  says: ["torch-fsdp shards every parameter", "persist_below is 1000", "leave it out"]
+torch-fsdp without overlap:
+  over: {plan: {implementation: torch-fsdp, communication: {overlap: false}}}
+  says: ["torch-fsdp always overlaps", "overlap is false", "use true"]
+torch-fsdp with another schedule:
+  over: {plan: {implementation: torch-fsdp, schedule: gpipe}}
+  says: ["torch-fsdp runs a micro-batch's backward behind its forward", "schedule is gpipe", "use 1f1b"]
 a floor above the ceiling:
   over: {optimizer: {lr: 1.0e-5, schedule: {min_lr: 1.0e-4}}}
   says: ["min_lr 0.0001 is above lr 1e-05"]
@@ -151,7 +163,7 @@ plan.expert_parallel 2: {expert_parallel: 2}
 plan.precision fp8: {precision: fp8}
 plan.schedule zb-v: {pipeline_parallel: 2, schedule: zb-v}
 plan.schedule zb-h1 with implementation megatron: {pipeline_parallel: 2, schedule: zb-h1, implementation: megatron}
-plan.implementation torch-fsdp: {implementation: torch-fsdp}
+plan.offload.optimizer cpu with implementation torch-fsdp: {implementation: torch-fsdp, offload: {optimizer: cpu}}
 plan.offload.optimizer nvme: {zero_stage: 3, offload: {optimizer: nvme}}
 plan.offload.parameters cpu with optimizer none: {zero_stage: 3, offload: {parameters: cpu}}
 plan.offload.optimizer cpu with implementation megatron: {implementation: megatron, offload: {optimizer: cpu}}

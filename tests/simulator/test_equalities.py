@@ -49,6 +49,7 @@ PLANS: dict[str, dict[str, Any]] = {
         "zero_stage": 3,
         "recompute": "full",
     },
+    "dp4-fsdp": {"data_parallel": 4, "global_batch_size": 8, "zero_stage": 3, "implementation": "torch-fsdp"},
     "dp2-zero3-offload": {
         "data_parallel": 2,
         "global_batch_size": 4,

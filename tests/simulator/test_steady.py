@@ -20,6 +20,7 @@ INTERLEAVED = {"virtual_pipeline": 2, "schedule": "interleaved-1f1b"}
 PLANS: dict[str, dict[str, Any]] = {
     "one": {"global_batch_size": 80},
     "dp2-zero2": {"data_parallel": 2, "global_batch_size": 160, "zero_stage": 2},
+    "dp2-fsdp": {"data_parallel": 2, "global_batch_size": 160, "zero_stage": 3, "implementation": "torch-fsdp"},
     "offload": {
         "data_parallel": 2,
         "global_batch_size": 160,
@@ -42,8 +43,8 @@ PLANS: dict[str, dict[str, Any]] = {
         "recompute": "selective",
     },
 }
-# What an implementation is forecast with; every stage above is refused as not yet forecast.
-LARGEST_STAGE = {"windtunnel": 3, "megatron": 1, "deepspeed": 2}
+# What an implementation is forecast with: others are refused.
+STAGES = {"windtunnel": (0, 3), "megatron": (0, 1), "deepspeed": (0, 2), "torch-fsdp": (2, 3)}
 CHOSEN = ("between", "one-way", "one-way-transfers")
 
 
@@ -74,7 +75,9 @@ def simulations(draw: st.DrawFn) -> tuple[dict[str, Any], FakeProfile]:
     pipeline, tensor, data = draw(st.sampled_from([1, 2, 3, 4])), draw(st.sampled_from([1, 2])), draw(st.integers(1, 2))
     interleaved = pipeline == 2 and draw(st.booleans())
     plan: dict[str, Any] = {
-        "implementation": draw(st.sampled_from(["windtunnel", "megatron", "deepspeed"][: 2 if interleaved else 3])),
+        "implementation": draw(
+            st.sampled_from([*STAGES][: 2 if interleaved else 3 if pipeline > 1 else 4]),
+        ),
         "tensor_parallel": tensor,
         "pipeline_parallel": pipeline,
         "data_parallel": data,
@@ -84,7 +87,8 @@ def simulations(draw: st.DrawFn) -> tuple[dict[str, Any], FakeProfile]:
     }
     if interleaved:
         plan |= INTERLEAVED
-    plan["zero_stage"] = min(plan["zero_stage"], LARGEST_STAGE[plan["implementation"]])
+    least, most = STAGES[plan["implementation"]]
+    plan["zero_stage"] = min(max(plan["zero_stage"], least), most)
     factor = st.sampled_from([1.0, 1.0, 1.189, 1.7])
     profile = FakeProfile(
         issue_s=10 ** draw(st.floats(-7, -4)),

@@ -39,6 +39,11 @@ PLANS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"tensor_parallel": 2, "data_parallel": 2, "implementation": "deepspeed", "zero_stage": 1},
     ),
     "deepspeed, pipeline": (GPT, {"pipeline_parallel": 2, "tensor_parallel": 2, "implementation": "deepspeed"}),
+    "fsdp": (GPT, {"data_parallel": 2, "zero_stage": 3, "implementation": "torch-fsdp"}),
+    "fsdp, kept, tensor": (
+        LLAMA,
+        {"data_parallel": 2, "tensor_parallel": 2, "zero_stage": 2, "implementation": "torch-fsdp"},
+    ),
     "offloaded": (GPT, {"data_parallel": 2, "zero_stage": 1, "offload": {"optimizer": "cpu"}}),
 }
 STEPS = 2

@@ -110,10 +110,10 @@ def test_small_buckets_reduce_while_backward_runs(pool: Pool, model: str) -> Non
     _hold(pool, model, DP2 | {"communication": {"bucket_mb": 0.02}})
 
 
-@pytest.mark.parametrize("layout", ["single", "dp2", "tp2-sp", "pp2-1f1b", "zero1", "zero3", "offload"])
+@pytest.mark.parametrize("layout", ["single", "dp2", "tp2-sp", "pp2-1f1b", "zero1", "zero3", "offload", "fsdp"])
 def test_bf16_follows_the_fp32_reference(pool: Pool, layout: str) -> None:
     """Weights, activations and products in bf16; main gradients, optimizer state and losses in fp32."""
-    sharded = {"zero1": DP2 | {"zero_stage": 1}, "zero3": ZERO3, "offload": ZERO3 | BOTH}
+    sharded = {"zero1": DP2 | {"zero_stage": 1}, "zero3": ZERO3, "offload": ZERO3 | BOTH, "fsdp": FSDP}
     plan = (LAYOUTS | sharded)[layout] | {"precision": "bf16"}
     run = make_run(MODELS["llama"], plan)
     losses, norms, _ = _reference("llama", "fp32", "")
@@ -179,6 +179,14 @@ PARTITIONED: dict[str, dict[str, Any]] = {
     "zero3-loss-chunks": ZERO3 | {"loss_chunks": 4},
 }
 PARTITIONED["deepspeed-zero2"] = ZERO2 | {"implementation": "deepspeed", "attention": "flash"}
+FSDP = DP2 | {"zero_stage": 3, "implementation": "torch-fsdp"}
+PARTITIONED |= {
+    "fsdp": FSDP,
+    "fsdp-kept": FSDP | {"zero_stage": 2},
+    "fsdp-dp4-one-micro-batch": FSDP | {"data_parallel": 4, "micro_batch_size": 2},
+    "fsdp-tp2-sp": FSDP | TP2 | SP | {"micro_batch_size": 2},
+    "fsdp-recompute-loss-chunks": FSDP | {"recompute": "full", "loss_chunks": 4},
+}
 OPTIMIZER, BOTH = {"offload": {"optimizer": "cpu"}}, {"offload": {"optimizer": "cpu", "parameters": "cpu"}}
 OFFLOADED: dict[str, dict[str, Any]] = {
     "single": {"zero_stage": 1} | OPTIMIZER,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,8 @@ from scipy.stats import spearmanr
 from calibration.frameworks import FRAMEWORKS
 from calibration.profile import load_profile
 from compiler import compile_run
-from plan.run import load
+from plan.parallel import FRAMEWORK_KERNELS, Kernels
+from plan.run import Run, load
 from program.errors import InputError
 from simulator.simulation import simulate
 from tests.soak import Counts, soaking
@@ -219,12 +220,12 @@ def test_a_framework_holds_what_its_source_says_beyond_the_program() -> None:
     """nanotron: gradient buckets where replicas reduce, silu's output in flight, a copy of fp32 logits at the loss."""
     run = convert(row("nanotron-1.34B-n8-dp8-tp1-pp1-z0-mb1-ga32")).run
     assert run is not None
-    plain, theirs = Forecaster().memory(run), Forecaster().memory(run, "nanotron")
+    plain, theirs = (Forecaster().memory(each) for each in (_by(run, "compiled"), run))
     parameters, tokens = run.model.parameters(), 4096
     expected = 2 * parameters + 16 * tokens * 8192 * 2 + tokens * 131072 * 4
     assert theirs["allocated"] - plain["allocated"] == pytest.approx(expected, rel=0.01)
     alone = replace(run, plan=replace(run.plan, data_parallel=1, global_batch_size=32))
-    assert Forecaster().memory(alone, "nanotron")["allocated"] < theirs["allocated"] - parameters
+    assert Forecaster().memory(alone)["allocated"] < theirs["allocated"] - parameters
 
 
 def test_rows_on_a_network_of_their_own_are_simulated_on_it() -> None:
@@ -248,15 +249,22 @@ def test_what_a_row_notes_of_its_reduction_is_its_plan() -> None:
     assert "gradient_dtype" not in noted[0]
 
 
-def test_frameworks_named_by_a_source_are_known() -> None:
-    assert {known.framework for known in CONVENTIONS if known.framework} == set(FRAMEWORKS)
+def test_kernels_of_a_framework_are_a_run_files_to_ask_for() -> None:
+    assert set(get_args(Kernels)) == {"eager", "compiled", "triton", *FRAMEWORKS}
+    assert set(FRAMEWORK_KERNELS) == set(FRAMEWORKS)
+    assert {known.plan["kernels"] for known in CONVENTIONS if "kernels" in known.plan} == set(FRAMEWORKS)
+
+
+def _by(run: Run, kernels: Kernels) -> Run:
+    """The run with other kernels."""
+    return replace(run, plan=replace(run.plan, kernels=kernels))
 
 
 def test_kernels_of_the_source_are_slower_than_fused_ones() -> None:
     run = convert(row("nanotron-1.34B-n8-dp4-tp1-pp2-z1-mb1-ga64")).run
     assert run is not None
     forecaster = Forecaster()
-    assert forecaster.simulate(run, "nanotron").step_time_s > 1.05 * forecaster.simulate(run).step_time_s
+    assert forecaster.simulate(run).step_time_s > 1.05 * forecaster.simulate(_by(run, "compiled")).step_time_s
 
 
 def test_the_readme_table_is_printed_by_a_command() -> None:
