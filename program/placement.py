@@ -177,7 +177,7 @@ RULES: dict[str, Rule] = {
          "clone", "cast", "copy", "rows_of", "fold_heads"),
         _alike,
     ),
-    **dict.fromkeys(("rope_forward", "rope_backward", "alibi_add", "scale"), _of_first),
+    **dict.fromkeys(("rope_forward", "rope_backward", "alibi_add", "scale", "ce_columns"), _of_first),
     **dict.fromkeys(("rmsnorm_forward", "layernorm_forward"), _norm),
     "rmsnorm_backward": _norm_gradient(3, 3, 4, 5),
     "layernorm_backward": _norm_gradient(4, 4, 5, 6),

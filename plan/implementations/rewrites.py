@@ -180,6 +180,29 @@ ALIBI_IN_PRODUCT = Rewrite(("bmm", "alibi_add"), _bias_in_product)
 """Megatron-DeepSpeed's ALiBi: a baddbmm on the bias, whose rows are written over the square first."""
 
 
+# ---------------------------------------------------------------- our head by fused kernels
+
+
+def _by_columns(lines: Lined, names: Names) -> Lined:
+    """Logits lie transposed, (vocabulary, rows): the products read and write along their rows, and the cross entropy of
+    a whole vocabulary is one operator."""
+    product, _, _, loss, gradient, _ = lines
+    (rows, table), (logits,) = product.args, product.results
+    assert logits is not None
+    names.like(logits, logits, dims=names.tensors[logits].dims[::-1])
+    numbers = tuple((key, value) for key, value in loss.given if key != "first")
+    return (
+        apply("gemm", f"{table} {rows}", logits, variant="nt"),
+        Apply("ce_columns", (logits, *loss.args[3:]), (), numbers),
+        apply("gemm_out", f"{logits} {table} {gradient.args[2]}", variant="tn"),
+        apply("gemm_add", f"{logits} {rows} g{str(table)[1:]}", variant="nn"),
+    )
+
+
+HEAD_BY_COLUMNS = Rewrite(("gemm", "ce_max", "ce_exp", "ce_loss", "gemm_out", "gemm_add"), _by_columns)
+"""A chunk of the head: logits, loss and both gradients."""
+
+
 # ---------------------------------------------------------------- how a weight gradient reaches the main gradient
 
 

@@ -17,6 +17,7 @@ from tests.compiler.test_units import units_of
 from tests.trainer.lines import VARIANTS, Lined, declared, filled, make_run
 
 TABLES: dict[str, tuple[Rewrite, ...]] = {
+    "head": (tables.HEAD_BY_COLUMNS,),
     "layers": (tables.ALIBI_IN_PRODUCT, *tables.MEGATRON_LAYERS),
     **{f"gradients {name}": table for name, table in tables.ACCUMULATION.items() if table},
 }
