@@ -9,6 +9,7 @@ from compiler.recompute import UnitPlan, share_saved, unit_plan
 from compiler.rings import Rings
 from compiler.shards import Shards
 from compiler.units import HEAD, TABLE, AdamNumbers, UnitShape, embedding, head, layer
+from plan.implementations import engine
 from plan.model import Model
 from plan.parallel import Plan
 from plan.pipeline import Slot
@@ -113,7 +114,7 @@ class Held:
         if recompute == "layers":
             recompute = "full" if position < self.plan.recompute_layers + (0 in self.units[0]) else "none"
         unit = layer(self.e, number, cut=recompute == "selective")
-        made = unit_plan(unit, number, recompute, whole=self.e.megatron)
+        made = unit_plan(unit, number, recompute, whole=engine(self.plan).recomputes_whole)
         shared = self.plan.partition_activations and recompute == "full"
         return share_saved(made, self.plan.tensor_parallel) if shared else made
 

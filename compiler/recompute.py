@@ -32,8 +32,9 @@ def share_saved(plan: UnitPlan, ranks: int) -> UnitPlan:
 
 
 def unit_plan(unit: Unit, number: int, recompute: str, whole: bool = False) -> UnitPlan:
-    """`recompute`: none | selective (keep all but the attention's result) | full (keep the input only). `whole`: what
-    is recomputed in full runs to its end, as under autograd's checkpointing, what backward does not need included."""
+    """`recompute`: none | selective (keep all but what the attention makes of its input) | full (keep the input only).
+    `whole`: what is recomputed in full runs to its end, as under autograd's checkpointing, what backward does not need
+    included."""
     saved = saved_names(unit)
     kept = saved
     if recompute == "full":
@@ -41,7 +42,10 @@ def unit_plan(unit: Unit, number: int, recompute: str, whole: bool = False) -> U
         if whole:
             return UnitPlan(unit, number, kept, unit.forward)
     elif recompute == "selective":
-        kept = tuple(n for n in saved if n not in ("o", "lse", "mask.p", "dropped"))
+        again = [part for part in unit.forward if part.piece == "attn.sdpa"]
+        made = {n for part in again for n in part.writes}
+        given = [n for part in again for n in part.reads if ":" not in n]
+        kept = tuple(dict.fromkeys((*(n for n in saved if n not in made), *given)))
     missing = {n for n in saved if n not in kept}
     return UnitPlan(unit, number, kept, _slice(unit, missing, set(kept)))
 

@@ -1,8 +1,8 @@
 """Cross entropy of logits that lie transposed, (vocabulary, rows): one row's logits are a column.
 
-`linear_crossentropy.py` makes logits so, because its weight-gradient product then reads both operands along their
-rows. Formulas and treatment of ignored targets are those of `crossentropy.py`. Nothing runs the length of a column,
-so every multiprocessor is busy whatever the number of rows:
+With `kernels: triton` a head in chunks makes logits so, because its weight-gradient product then reads both operands
+along their rows. Formulas and treatment of ignored targets are those of `crossentropy.py`. Nothing runs the length of
+a column, so every multiprocessor is busy whatever the number of rows:
 
     take        x_y of each column is kept aside and its place becomes −inf, so that the sums leave the target out
     statistics  a program reads one span of the vocabulary for neighbouring columns: a maximum and a sum for each

@@ -37,17 +37,18 @@ def gemm(a: Tensor, b: Tensor, bias: Tensor | None = None, out: Tensor | None = 
     return torch.mm(a.t(), b) if out is None else accumulate(a, b, out)
 
 
-def accumulate(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-    """out (m, n) += aᵀ b for a (k, m), b (k, n), summed in out's type.
+def accumulate(a: Tensor, b: Tensor, out: Tensor, variant: str = "tn") -> Tensor:
+    """out (m, n) += aᵀ b for a (k, m), b (k, n) (tn), or a b for a (m, k) (nn), summed in out's type.
 
     On CUDA bf16 operands feed an fp32 result directly; a CPU has no such kernel, so bf16 operands are widened first
     (two passes more).
     """
+    left = a if variant == "nn" else a.t()
     if a.dtype == out.dtype:
-        return out.addmm_(a.t(), b)
+        return out.addmm_(left, b)
     if a.is_cuda:
-        return torch.ops.aten.addmm.dtype_out(out, a.t(), b, out.dtype, out=out)
-    return out.addmm_(a.t().to(out.dtype), b.to(out.dtype))
+        return torch.ops.aten.addmm.dtype_out(out, left, b, out.dtype, out=out)
+    return out.addmm_(left.to(out.dtype), b.to(out.dtype))
 
 
 def bmm(a: Tensor, b: Tensor, variant: str = "nn") -> Tensor:

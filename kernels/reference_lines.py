@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from kernels import reference
+from kernels.reference import compute_type
 from kernels.reference_layer import Mask
 from kernels.reference_loss import local_targets
 from kernels.registry_inputs import DTYPES
@@ -63,12 +64,6 @@ def layernorm_weight_gradient(
 # ---------------------------------------------------------------- heads
 
 
-def split_heads(*heads: Tensor, repeat: int) -> Tensor | tuple[Tensor, ...]:
-    """Matrices (b·n, s, d) of each (b, n, s, d); keys and values, after the first, `repeat` times a head."""
-    found = tuple(_flat(x if not i or repeat == 1 else x.repeat_interleave(repeat, 1)) for i, x in enumerate(heads))
-    return found if len(found) > 1 else found[0]
-
-
 def _flat(heads: Tensor) -> Tensor:
     return heads.clone(memory_format=torch.contiguous_format).view(-1, *heads.shape[2:])
 
@@ -94,23 +89,6 @@ def merge_heads(o: Tensor, batch: int | None = None) -> Tensor:
     return o.view(b, n, s, d).permute(2, 0, 1, 3).contiguous().view(s * b, n * d)
 
 
-def merge_qkv(q: Tensor, k: Tensor, v: Tensor, batch: int | None = None, kv_heads: int | None = None) -> Tensor:
-    """Queries, keys and values side by side in rows (s·b, …). Matrices whose keys were repeated are summed back to
-    `kv_heads`."""
-    if batch is not None:
-        q, k, v = (x.view(batch, -1, *x.shape[1:]) for x in (q, k, v))
-    if kv_heads is not None and kv_heads != k.shape[1]:
-        k, v = (x.unflatten(1, (kv_heads, -1)).sum(2) for x in (k, v))
-    b, n, s, d = q.shape
-    heads = (n, k.shape[1], v.shape[1])
-    width = sum(heads) * d
-    rows, first = q.new_empty(s * b, width), 0
-    for x, count in zip((q, k, v), heads, strict=True):
-        rows.as_strided((b, count, s, d), (width, d, b * width, 1), first).copy_(x)
-        first += count * d
-    return rows
-
-
 def alibi_scores(table: Tensor, like: Tensor, batch: int) -> Tensor:
     """The bias (n, s, s) of every sample: (b·n, s, s) in the type of `like`."""
     return table.to(like.dtype).repeat(batch, 1, 1)
@@ -130,9 +108,16 @@ def drop(x: Tensor, mask: Mask) -> Tensor:
     return mask.apply(x)
 
 
-def store_mask(like: Tensor, mask: Mask) -> Tensor:
-    """The mask as Megatron-LM's layers keep it: a byte for each element of `like`, 1 where it is kept."""
-    return (mask.apply(torch.ones_like(like)) != 0).to(torch.uint8)
+def drop_storing(x: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
+    """(x · mask / (1 − p), the mask as Megatron-LM's layers keep it: a byte for each element, 1 where it is kept)."""
+    return mask.apply(x), (mask.apply(torch.ones_like(x)) != 0).to(torch.uint8)
+
+
+def add_storing(residual: Tensor, z: Tensor, bias: Tensor | None = None, *, mask: Mask) -> tuple[Tensor, Tensor]:
+    """(residual + dropout(z + bias), the stored mask)."""
+    wide = z.to(compute_type(z))
+    dropped, kept = drop_storing(wide if bias is None else wide + bias.to(wide.dtype), mask)
+    return (residual + dropped).to(residual.dtype), kept
 
 
 def drop_stored(x: Tensor, stored: Tensor, p: float) -> Tensor:
@@ -183,12 +168,6 @@ def scale(x: Tensor, factor: float) -> Tensor:
 # ---------------------------------------------------------------- flat tensors
 
 
-def fill_all(*tensors: Tensor) -> None:
-    """Every tensor set to zero."""
-    for tensor in tensors:
-        tensor.zero_()
-
-
 def clone(x: Tensor) -> Tensor:
     """A copy of its own."""
     return x.clone(memory_format=torch.contiguous_format)
@@ -204,10 +183,10 @@ def add_into(total: Tensor, x: Tensor) -> Tensor:
     return total.add_(x)
 
 
-def statistics(*reads: Tensor, weights: Sequence[float], share: float) -> Tensor:
-    """(2,): Σ weight · sum of squares over the buckets, and this rank's share of the loss, which comes last."""
+def statistics(found: Tensor, *reads: Tensor, weights: Sequence[float], share: float) -> Tensor:
+    """found (2,) = Σ weight · sum of squares over the buckets, and this rank's share of the loss, which comes last."""
     *sums, loss = reads
-    found = loss.new_zeros(2)
+    found.zero_()
     for weight, sum_ in zip(weights, sums, strict=True):
         if weight:
             found[0].add_(sum_, alpha=weight)

@@ -62,6 +62,16 @@ def ce_loss(
     return logits
 
 
+def ce_columns(logits: Tensor, targets: Tensor, loss: Tensor, valid: int, scale: float) -> Tensor:
+    """The three parts in one, of logits of a whole vocabulary that lie transposed, (columns, rows): they become
+    scale · their gradient, and loss (1,) grows. Returns the logits."""
+    rows = logits.t()
+    row_max = ce_max(rows, valid)
+    sums = ce_exp(rows, row_max, targets, 0, valid)
+    ce_loss(rows, row_max, sums, targets, loss, 0, valid, scale)
+    return logits
+
+
 def local_targets(targets: Tensor, first: int, valid: int) -> tuple[Tensor, Tensor]:
     """(rows, 1): whether the target is among the valid columns, and its column (0 where not)."""
     local = (targets - first)[:, None]

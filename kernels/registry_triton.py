@@ -12,6 +12,7 @@ import torch
 
 from kernels import activations, crossentropy, norms, reference_loss, residual, rotary
 from kernels.adamw import AdamWStep, adamw_step
+from kernels.crossentropy_columns import cross_entropy_columns
 
 Tensor = torch.Tensor
 
@@ -143,6 +144,13 @@ def ce_loss(
     return logits
 
 
+def ce_columns(logits: Tensor, targets: Tensor, loss: Tensor, valid: int, scale: float) -> Tensor:
+    """Transposed logits become their gradient."""
+    rows = cross_entropy_columns(logits, targets, scale=scale, vocab_size=valid)
+    loss.add_(rows.sum() * scale)
+    return logits
+
+
 def adamw(
     master: Tensor,
     grad: Tensor,
@@ -188,5 +196,6 @@ FUSED: dict[str, Callable[..., Any]] = {
     "ce_max": ce_max,
     "ce_exp": ce_exp,
     "ce_loss": ce_loss,
+    "ce_columns": ce_columns,
     "adamw": adamw,
 }

@@ -117,25 +117,17 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """One operator: tensors by name, everything else `given` by keyword.
-
-    A result that nobody wants is None. `stand_in` is the variant that is priced where it is not the operator's own;
-    lines that are not `priced` run all the same.
-    """
+    """One operator: tensors by name, everything else `given` by keyword. A result that nobody wants is None."""
 
     op: str
     args: tuple[str | None, ...]
     results: tuple[str | None, ...] = ()
     given: tuple[tuple[str, object], ...] = ()
-    stand_in: str | None = None
-    priced: bool = True
 
 
-def apply(
-    op: str, args: str, results: str = "", /, *, priced: bool = True, stand_in: str | None = None, **given: object
-) -> Apply:
+def apply(op: str, args: str, results: str = "", /, **given: object) -> Apply:
     """`apply("gemm", "y1 w:qkv -", "qkv", variant="nt")`: names by spaces, `-` for none."""
-    return Apply(op, _names(args), _names(results), tuple(given.items()), stand_in, priced)
+    return Apply(op, _names(args), _names(results), tuple(given.items()))
 
 
 def _names(text: str) -> tuple[str | None, ...]:

@@ -125,7 +125,7 @@ def _norm_gradient(tensors: int, weight: int | None, residual: int | None, grads
 def _residual(states: States, line: Apply) -> Placed:
     rows = _same(states[:2])
     _need(len(states) < 3 or states[2] in ("R", None), "a row bias is whole on every rank")
-    return (rows,), {}
+    return (rows,) * len(line.results), {}
 
 
 def _residual_gradient(states: States, line: Apply) -> Placed:
@@ -165,10 +165,6 @@ def _over_columns(made: State, whole: tuple[int, ...] = ()) -> Rule:
     return rule
 
 
-def _nothing(states: States, line: Apply) -> Placed:
-    return (), {}
-
-
 def _anything(states: States, line: Apply) -> Placed:
     return tuple(s for s in states[:1] if s is not None) * len(line.results), {}
 
@@ -177,11 +173,11 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("gemm", "gemm_add", "gemm_out"), _gemm),
     **dict.fromkeys(
         ("bmm", "bmm_add", "attention_forward", "attention_backward", "swiglu_forward", "swiglu_backward",
-         "gelu_forward", "gelu_backward", "softmax_forward", "softmax_backward", "drop", "store_mask", "drop_stored",
+         "gelu_forward", "gelu_backward", "softmax_forward", "softmax_backward", "drop", "drop_storing", "drop_stored",
          "clone", "cast", "copy", "rows_of", "fold_heads"),
         _alike,
     ),
-    **dict.fromkeys(("rope_forward", "rope_backward", "alibi_add", "scale"), _of_first),
+    **dict.fromkeys(("rope_forward", "rope_backward", "alibi_add", "scale", "ce_columns"), _of_first),
     **dict.fromkeys(("rmsnorm_forward", "layernorm_forward"), _norm),
     "rmsnorm_backward": _norm_gradient(3, 3, 4, 5),
     "layernorm_backward": _norm_gradient(4, 4, 5, 6),
@@ -189,7 +185,7 @@ RULES: dict[str, Rule] = {
     "layernorm_input_gradient": _norm_gradient(4, 4, None, 5),
     "rmsnorm_weight_gradient": _norm_gradient(3, None, None, 3),
     "layernorm_weight_gradient": _norm_gradient(4, None, None, 4),
-    "add": _residual,
+    **dict.fromkeys(("add", "add_storing"), _residual),
     "add_backward": _residual_gradient,
     "bias_grad": _bias,
     "embedding_forward": _look_up,
@@ -203,12 +199,11 @@ RULES: dict[str, Rule] = {
     "exponentiate": _over_columns("P+", (1,)),
     "row_sums": _over_columns("P+"),
     "softmax_loss": _over_columns("R", (1, 2)),
-    **dict.fromkeys(("split_heads", "flat_heads"), _to({"S1": "S0"})),
-    **dict.fromkeys(("merge_heads", "merge_qkv"), _to({"S0": "S1"})),
+    "flat_heads": _to({"S1": "S0"}),
+    "merge_heads": _to({"S0": "S1"}),
     "alibi_scores": lambda states, line: ((states[1] or "R",), {}),
     "add_into": lambda states, line: ((), {0: states[1] or "R"}),
-    **dict.fromkeys(("empty_like", "zeros_like"), _anything),
-    "hold": _nothing,
+    **dict.fromkeys(("empty", "zeros_like"), _anything),
 }  # fmt: skip
 MOVES = {"AR": {"P+": "R", "Pmax": "R"}, "AG": {"S0": "R"}, "RS": {"P+": "S0"}}
 

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch.nn import functional as F
 
-from kernels import adamw, checksum, crossentropy, delta, linear_crossentropy, onebit, reference_attention
+from kernels import adamw, checksum, crossentropy, crossentropy_columns, delta, onebit, reference, reference_attention
 from tools.bench_case import Call, Case, add_peer, add_torch, bf16, compiled_of, liger_function
 
 Tensor = torch.Tensor
@@ -66,12 +66,17 @@ def linear_losses() -> Iterator[Case]:
 
     compiled = compiled_of(plain)
     flops = 6.0 * rows * hidden * vocab
-    calls: dict[str, Call] = {
-        "ours, new dW": lambda: linear_crossentropy.linear_cross_entropy(x, w, target, scale=1 / rows),
-        "ours, into main grad": lambda: linear_crossentropy.linear_cross_entropy(
-            x, w, target, scale=1 / rows, weight_grad=main
-        ),
-    }
+    logits, dx = torch.empty(vocab, 2048, device="cuda", dtype=torch.bfloat16), torch.empty_like(x)
+
+    def lines() -> None:
+        """The lines of the head in four chunks (`plan.implementations.rewrites`)."""
+        for part, goal, gradient in zip(x.split(2048), target.split(2048), dx.split(2048), strict=True):
+            torch.mm(w, part.t(), out=logits)
+            crossentropy_columns.cross_entropy_columns(logits, goal, scale=1 / rows)
+            torch.mm(logits.t(), w, out=gradient)
+            reference.accumulate(logits, part, main, "nn")
+
+    calls: dict[str, Call] = {"ours, into main grad": lines}
     add_torch(calls, plain, compiled, lambda f: lambda: torch.autograd.grad(f(x_leaf, w_leaf), [x_leaf, w_leaf]))
     liger = liger_function("liger_kernel.ops.fused_linear_cross_entropy.LigerFusedLinearCrossEntropyFunction")
     if liger is not None:
@@ -82,7 +87,6 @@ def linear_losses() -> Iterator[Case]:
             return torch.autograd.grad(loss, [x_leaf, w_leaf])
 
         add_peer(calls, "liger", lambda: liger_step)
-    logits = torch.empty(vocab, 2048, device="cuda", dtype=torch.bfloat16)
 
     def products() -> None:
         for part in x.split(2048):
@@ -94,7 +98,7 @@ def linear_losses() -> Iterator[Case]:
         for part in x.split(2048):
             torch.mm(w, part.t(), out=logits)
             torch.mm(logits.t(), w)
-            linear_crossentropy.accumulate_product(main, logits, part, add=True)
+            reference.accumulate(logits, part, main, "nn")
 
     def products_by_rows() -> None:
         by_rows = logits.view(2048, vocab)

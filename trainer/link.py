@@ -98,7 +98,7 @@ def link(body: Body, functions: Mapping[str, Function], standing: Standing, name
     """The function of a body on this rank. Raises KeyError for an operator that nobody bound."""
     writer = _Writer(body, standing)
     source = writer.source(name)
-    names = {op: functions[op] for op, *_ in body.lines if op not in HOST and op != "hold"}
+    names = {op: functions[op] for op, *_ in body.lines if op not in HOST}
     exec(compile(source, f"<{name}>", "exec"), names)
     return Linked(names[name], tuple(writer.bound), source)
 
@@ -127,8 +127,7 @@ class _Writer:
     def source(self, name: str) -> str:
         """The whole function."""
         for index, (op, args, results, given) in enumerate(self.body.lines):
-            if op != "hold":
-                self._line(op, args, results, given)
+            self._line(op, args, results, given)
             self._let_go(index)
         tensors = [f"t{i}" for i in range(self.body.arguments)]
         head = ", ".join((*tensors, *(f"b{i}" for i in range(len(self.bound)))))

@@ -11,8 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from compiler.units.builder import COLUMNS, PARTIAL, ROWS, UnitBuilder
-from compiler.units.common import SITE_PROBABILITIES, weight_gradient, weight_gradient_bytes
-from program.kinds import numel
+from compiler.units.common import SITE_PROBABILITIES, weight_gradient
 from program.lines import Apply, Draw, Offset, apply
 
 
@@ -75,61 +74,46 @@ class Attention:
             *self._turn("forward", "qkv"),
         )
         merge = (apply("gemm", f"o {self.out}", "z1", variant="nt"),)
-        bytes_ = self.core.scores * self.shape_bytes
         if not self.cut:
-            builder.forward("attn.core", *project, *self.core.forward(), *merge, transient_bytes=bytes_)
+            builder.forward("attn.core", *project, *self.core.forward(), *merge)
             return
-        builder.forward("attn.qkv", *project, transient_bytes=0)
-        builder.forward("attn.sdpa", *self.core.forward(), transient_bytes=bytes_)
-        builder.forward("attn.proj", *merge, transient_bytes=0)
-
-    @property
-    def shape_bytes(self) -> int:
-        """Bytes of an element."""
-        return self.builder.tensors["o"].bytes // numel(self.builder.tensors["o"].dims)
+        builder.forward("attn.qkv", *project)
+        builder.forward("attn.sdpa", *self.core.forward())
+        builder.forward("attn.proj", *merge)
 
     def input_gradient(self, dz: str) -> None:
         """dz → dy1, dqkv."""
-        e, builder = self.shape, self.builder
+        builder = self.builder
         first = (apply("gemm", f"{dz} {self.out}", "do", variant="nn"),)
         last = (*self._turn("backward", "dqkv"), apply("gemm", f"dqkv {self.qkv}", "dy1", variant="nn"))
-        bytes_ = (2 * self.core.scores + e.tokens * (e.q + e.qkv)) * self.shape_bytes
         if not self.cut:
-            builder.backward("I", "attn.core", *first, *self.core.backward(), *last, transient_bytes=bytes_)
+            builder.backward("I", "attn.core", *first, *self.core.backward(), *last)
             return
-        builder.backward("I", "attn.proj", *first, transient_bytes=0)
-        builder.backward("I", "attn.sdpa", *self.core.backward(), transient_bytes=bytes_)
-        builder.backward("I", "attn.qkv", *last, transient_bytes=0)
+        builder.backward("I", "attn.proj", *first)
+        builder.backward("I", "attn.sdpa", *self.core.backward())
+        builder.backward("I", "attn.qkv", *last)
 
     def weight_gradient(self, dz: str, y: str) -> None:
         """dz, o, y, dqkv → gradients of both products and of the bias."""
-        builder = self.builder
-        merge, project = weight_gradient(builder, dz, "o", self.out), weight_gradient(builder, "dqkv", y, self.qkv)
+        merge, project = (weight_gradient(dz, "o", self.out),), (weight_gradient("dqkv", y, self.qkv),)
         if self.qkv_bias:
             project = (*project, apply("bias_grad", f"dqkv g{self.qkv_bias[1:]}"))
-        if not self.cut:
-            bytes_ = weight_gradient_bytes(builder, self.out, self.qkv)
-            builder.backward("W", "attn.core", *merge, *project, transient_bytes=bytes_)
-            return
-        for piece, lines, weight in (("attn.proj", merge, self.out), ("attn.qkv", project, self.qkv)):
-            builder.backward("W", piece, *lines, transient_bytes=weight_gradient_bytes(builder, weight))
+        pieces = {"attn.proj": merge, "attn.qkv": project} if self.cut else {"attn.core": (*merge, *project)}
+        for piece, lines in pieces.items():
+            self.builder.backward("W", piece, *lines)
 
 
-def _packed(gradients: tuple[str, str, str], like: str, priced: bool) -> tuple[Apply, ...]:
+def _packed(builder: UnitBuilder, gradients: tuple[str, str, str]) -> tuple[Apply, ...]:
     """Gradients of queries, keys and values side by side: each is copied into its heads."""
-    copies = (
-        apply("copy", f"{to} {d}", priced=priced) for to, d in zip(("dq.h", "dk.h", "dv.h"), gradients, strict=True)
-    )
-    return apply("empty_like", like, "dqkv"), *copies
+    copies = (apply("copy", f"{to} {d}") for to, d in zip(("dq.h", "dk.h", "dv.h"), gradients, strict=True))
+    return apply("empty", "do", "dqkv", size=builder.tensors["dqkv"].dims), *copies
 
 
 class _Fused:
     """One kernel for scores, softmax and values."""
 
-    scores = 0
-
     def __init__(self, builder: UnitBuilder) -> None:
-        e = builder.shape
+        self.builder, e = builder, builder.shape
         heads = (e.batch, e.heads, e.seq, e.head_dim)
         strides = (e.q, e.head_dim, e.batch * e.q, 1)
         builder.stat("lse", e.batch, e.heads, e.seq, at=COLUMNS)
@@ -137,7 +121,6 @@ class _Fused:
         builder.window("o.h", "o", heads, strides, 0, COLUMNS)
         for name, count in (("dq", e.heads), ("dk", e.kv_heads), ("dv", e.kv_heads)):
             builder.tensor(name, (e.batch, count, e.seq, e.head_dim), at=COLUMNS)
-        self.priced = not e.megatron
         self.variant = e.attention + ("+alibi" if e.alibi else "")
 
     def forward(self) -> tuple[Apply, ...]:
@@ -151,7 +134,7 @@ class _Fused:
         """do, q, k, v, o, lse → dqkv."""
         return (
             apply("attention_backward", "do.h q k v o.h lse", "dq dk dv", variant=self.variant),
-            *_packed(("dq", "dk", "dv"), "qkv", self.priced),
+            *_packed(self.builder, ("dq", "dk", "dv")),
         )
 
 
@@ -159,23 +142,19 @@ class _Unfused:
     """Scores in memory: a product of queries and keys, a softmax, a product with the values."""
 
     def __init__(self, builder: UnitBuilder) -> None:
-        e = self.shape = builder.shape
+        self.builder, e = builder, builder.shape
+        self.shape = e
         matrices = e.batch * e.heads
         square, flat = (matrices, e.seq, e.seq), (matrices, e.seq, e.head_dim)
-        for name in ("lse", "dropped", "scores", "dp", "dp.kept", "ds"):
+        for name in ("lse", "dropped", "scores", "dp", "ds"):
             builder.tensor(name, square, at=ROWS)
         for name in ("qf", "kf", "vf", "of", "dof", "dqf", "dkf", "dvf"):
             builder.tensor(name, flat, at=ROWS)
-        builder.tensor("mask.p", square, "uint8", at=ROWS)
-        if not e.megatron:
-            self._matrices(builder)
-        self.scores = numel(square)
+        self._matrices(builder)
         self.scale = e.head_dim**-0.5
         heads = Offset(("tp",) if e.tp > 1 else (), e.heads)
         p = e.attention_dropout
         self.draw: dict[str, Any] = {"mask": Draw(p, SITE_PROBABILITIES, square, heads)} if p else {}
-        self.stored = bool(p) and e.megatron  # Megatron-LM keeps the mask and what it left
-        self.copied = e.megatron  # its transposes of QKV and context are counted
         self.dropped = "dropped" if p else "lse"
         if e.alibi:
             given = (("heads", e.whole_heads), ("first", heads), ("scale", self.scale))
@@ -196,81 +175,49 @@ class _Unfused:
             builder.window(f"{name}.s", name, (e.batch, heads, e.seq, e.head_dim), strides, 0, COLUMNS)
 
     def forward(self) -> tuple[Apply, ...]:
-        """q, k, v → o, the probabilities [, their mask and what it left]."""
-        e = self.shape
-        repeat = e.heads // e.kv_heads
+        """q, k, v → o, the probabilities."""
         softmax = f"lse {'dropped' if self.draw else '-'}"
-        # A mask that is stored is made again by the next line; the copy that Megatron-LM's dropout is.
-        store = (apply("store_mask", "dropped", "mask.p", **self.draw),) if self.stored else ()
-        first, last = self._split(repeat, self.copied)
         return (
-            *first,
+            *self._heads("qk"),
             *self._scores(),
-            apply("softmax_forward", "scores", softmax, stand_in=self._variant(), scale=self.scale, **self.draw),
-            *store,
-            *last,
+            apply("softmax_forward", "scores", softmax, scale=self.scale, **self.draw),
+            *self._heads("v"),
             apply("bmm", f"{self.dropped} vf", "of", variant="nn"),
-            apply("merge_heads", "of", "o", batch=e.batch),
+            apply("merge_heads", "of", "o", batch=self.shape.batch),
         )
 
-    def _split(self, repeat: int, priced: bool) -> tuple[tuple[Apply, ...], tuple[Apply, ...]]:
-        """Matrices of queries and keys, then of values where they are wanted; Megatron-LM's transpose is one copy."""
-        if self.shape.megatron:
-            return (apply("split_heads", "q k v", "qf kf vf", priced=priced, repeat=repeat),), ()
+    def _heads(self, names: str) -> tuple[Apply, ...]:
+        """Matrices of queries, keys or values; those of keys and values are as many as those of queries."""
+        repeat = self.shape.heads // self.shape.kv_heads
         repeated: dict[str, Any] = {"repeat": repeat} if repeat > 1 else {}
-        q = apply("flat_heads", "q", "qf")
-        k, v = (apply("flat_heads", n, f"{n}f", **repeated) for n in "kv")
-        return (q, k), (v,)
-
-    def _variant(self) -> str | None:
-        """Priced of Megatron-LM's softmax: its mask, its dropout and its bias are inside."""
-        words = ("causal", "dropout" if self.draw else "", "alibi" if self.shape.alibi else "")
-        return "+".join(word for word in words if word) if self.shape.megatron else None
+        return tuple(apply("flat_heads", n, f"{n}f", **({} if n == "q" else repeated)) for n in names)
 
     def _scores(self) -> tuple[Apply, ...]:
-        """Queries by keys, with ALiBi's bias: Megatron-DeepSpeed's is a baddbmm on its rows written over the square."""
+        """Queries by keys, with ALiBi's bias."""
         product = apply("bmm", "qf kf", "scores", variant="nt")
-        if not self.shape.alibi:
-            return (product,)
-        if not self.shape.serial:
-            return (product, apply("alibi_add", "scores c:alibi", priced=not self.copied))
-        return (
-            apply("alibi_scores", "c:alibi qf", "scores", batch=self.shape.batch),
-            apply("bmm_add", "scores qf kf", variant="nt"),
-        )
+        return (product, apply("alibi_add", "scores c:alibi")) if self.shape.alibi else (product,)
 
     def backward(self) -> tuple[Apply, ...]:
-        """do, q, k, v, the probabilities [, mask, what it left] → dqkv."""
-        e, masked = self.shape, {} if self.stored else self.draw
-        repeat = e.heads // e.kv_heads
-        first, last = self._split(repeat, priced=False)
-        if e.megatron:
-            first, last = (), first
-        again = (apply("drop", "lse", "dropped", **self.draw),) if masked else ()
-        kept = (apply("drop_stored", "dp mask.p", "dp.kept", p=e.attention_dropout),) if self.stored else ()
+        """do, q, k, v, the probabilities → dqkv. The matrices of heads are made again."""
+        again = (apply("drop", "lse", "dropped", **self.draw),) if self.draw else ()
         return (
             apply("flat_heads", "do.h", "dof"),
             *again,
             apply("bmm", f"{self.dropped} dof", "dvf", variant="tn"),
-            *last,
+            *self._heads("v"),
             apply("bmm", "dof vf", "dp", variant="nt"),
-            *kept,
-            apply("softmax_backward", f"{'dp.kept' if kept else 'dp'} lse", "ds", stand_in=self._variant(),
-                  scale=self.scale, **masked),
-            *first,
+            apply("softmax_backward", "dp lse", "ds", scale=self.scale, **self.draw),
+            *self._heads("qk"),
             apply("bmm", "ds kf", "dqf", variant="nn"),
             apply("bmm", "ds qf", "dkf", variant="tn"),
-            *self._merged(repeat),
-        )  # fmt: skip
+            *self._merged(),
+        )
 
-    def _merged(self, repeat: int) -> tuple[Apply, ...]:
+    def _merged(self) -> tuple[Apply, ...]:
         """Gradients of queries, keys and values side by side; those of repeated heads are summed first."""
-        e, names = self.shape, ("dqf", "dkf", "dvf")
-        if e.megatron:
-            return (apply("merge_qkv", " ".join(names), "dqkv", batch=e.batch, kv_heads=e.kv_heads),)
+        repeat, names = self.shape.heads // self.shape.kv_heads, ("dqf", "dkf", "dvf")
         folds: tuple[Apply, ...] = ()
         if repeat > 1:
             folds = tuple(apply("fold_heads", f"{n}f", n, repeat=repeat) for n in ("dk", "dv"))
             names = ("dqf", "dk", "dv")
-        heads = (f"{names[0]}.s", f"{names[1]}.s", f"{names[2]}.s")
-        return *folds, *_packed(heads, "qkv", priced=True)
+        return *folds, *_packed(self.builder, (f"{names[0]}.s", f"{names[1]}.s", f"{names[2]}.s"))

@@ -13,7 +13,7 @@ others want, what it updates in place, its kernel calls and its transient bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compiler.units.declare import declared
 from compiler.units.shape import UnitShape
@@ -30,12 +30,11 @@ from program.lines import (
     Tensor,
     Unit,
     Window,
-    body_of,
     owner,
     touched,
-    transients,
 )
-from program.operators import consumed, kernel_call, updated
+from program.operators import body, updated
+from program.rewrites import Names, rewritten
 
 ROWS: At = (("tp", "S0"),)
 COLUMNS: At = (("tp", "S1"),)
@@ -53,7 +52,6 @@ class _Draft:
     kind: str
     piece: str
     lines: tuple[Apply, ...]
-    transient_bytes: int | None
 
 
 class UnitBuilder:
@@ -61,7 +59,8 @@ class UnitBuilder:
 
     def __init__(self, shape: UnitShape) -> None:
         self.shape = shape
-        self.tensors: dict[str, Tensor] = {}
+        self.names = Names()
+        self.tensors = self.names.tensors
         self._forward: list[_Draft | Move] = []
         self._backward: list[_Draft | Move] = []
 
@@ -80,9 +79,21 @@ class UnitBuilder:
         self.tensors[name] = Tensor(name, dims, dtype or self.shape.dtype, pool, at, make=make)
         return name
 
-    def act(self, name: str, rows: int, columns: int, *, at: At = WHOLE, pool: Pool = "act", dtype: str = "") -> str:
-        """Declare an activation (rows, columns)."""
-        return self.tensor(name, (rows, columns), dtype, at=at, pool=pool)
+    def act(
+        self,
+        name: str,
+        rows: int,
+        columns: int,
+        *,
+        at: At = WHOLE,
+        pool: Pool = "act",
+        dtype: str = "",
+        value: str = "",
+    ) -> str:
+        """Declare an activation (rows, columns); `value` names the tensor that it is made again."""
+        self.tensor(name, (rows, columns), dtype, at=at, pool=pool)
+        self.tensors[name] = replace(self.tensors[name], value=value)
+        return name
 
     def rows(self, name: str) -> str:
         """Declare an activation shaped and placed as the residual stream."""
@@ -117,13 +128,16 @@ class UnitBuilder:
 
     # --- instructions
 
-    def forward(self, piece: str, *lines: Apply, transient_bytes: int | None = None) -> None:
-        """A compute instruction of the forward."""
-        self._forward.append(_Draft("F", "F", piece, lines, transient_bytes))
+    def forward(self, piece: str, *lines: Apply) -> None:
+        """A compute instruction of the forward, of these lines as the implementation runs them."""
+        self._forward.append(_Draft("F", "F", piece, self._run(lines)))
 
-    def backward(self, kind: str, piece: str, *lines: Apply, transient_bytes: int | None = None) -> None:
+    def backward(self, kind: str, piece: str, *lines: Apply) -> None:
         """A compute instruction of the backward: I input gradient, W weight gradient, B both."""
-        self._backward.append(_Draft("W" if kind == "W" else "B", kind, piece, lines, transient_bytes))
+        self._backward.append(_Draft("W" if kind == "W" else "B", kind, piece, self._run(lines)))
+
+    def _run(self, lines: tuple[Apply, ...]) -> tuple[Apply, ...]:
+        return rewritten(lines, self.shape.rewrites, self.names)
 
     def move(self, phase: Phase, kind: str, piece: str, source: str, target: str, reduce: Reduce = "sum") -> None:
         """A collective from `source` to `target` (the same name: in place)."""
@@ -153,17 +167,12 @@ class UnitBuilder:
     def _part(self, draft: _Draft | Move, wanted: dict[str, int]) -> Part:
         if isinstance(draft, Move):
             return draft
-        reads, made = touched(draft.lines, self.tensors)
-        results = tuple(name for name in made if name in wanted)
+        reads, found = touched(draft.lines, self.tensors)
+        results = tuple(name for name in found if name in wanted)
         changed = dict.fromkeys(owner(name, self.tensors) for line in draft.lines for name in updated(line))
         writes = (*results, *(name for name in changed if name in reads))
-        bytes_ = draft.transient_bytes
-        if bytes_ is None or not self.shape.megatron:  # Megatron-LM's own kernels are counted, not our lines for them
-            given_on = (name for line in draft.lines for name in consumed(line))  # a result takes over their bytes
-            bytes_ = transients(draft.lines, self.tensors, frozenset((*results, *reads, *given_on)))
-        calls = tuple(c for c in (kernel_call(line, self.tensors) for line in draft.lines) if c is not None)
-        body = body_of(draft.lines, self.tensors, reads, results, calls, bytes_)
-        return Lines(draft.phase, draft.kind, draft.piece, draft.lines, reads, writes, body)
+        made = body(draft.lines, self.tensors, reads, results)
+        return Lines(draft.phase, draft.kind, draft.piece, draft.lines, reads, writes, made)
 
 
 def saved_names(unit: Unit) -> tuple[str, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from compiler.units.builder import ROWS, UnitBuilder
 from program.kinds import Phase
 from program.lines import Apply, apply
@@ -35,7 +37,7 @@ def norm_line(builder: UnitBuilder, base: str, source: str, suffix: str, result:
 def norm_forward(builder: UnitBuilder, piece: str, base: str, source: str, suffix: str) -> str:
     """norm, then the all-gather of sequence parallelism; returns the name the core reads."""
     y = builder.rows(f"y{suffix}")
-    builder.forward(piece, norm_line(builder, base, source, suffix, y), transient_bytes=0)
+    builder.forward(piece, norm_line(builder, base, source, suffix, y))
     if not builder.shape.sequence_parallel:
         return y
     full = builder.gathered(f"y{suffix}f", y, builder.shape.tokens, ())
@@ -43,33 +45,20 @@ def norm_forward(builder: UnitBuilder, piece: str, base: str, source: str, suffi
     return full
 
 
-def norm_backward_lines(
-    builder: UnitBuilder, base: str, suffix: str, names: tuple[str, str, str | None, str], apart: bool = False
-) -> tuple[Apply, ...]:
-    """names: gradient of the norm's output, its input, the residual gradient (None: there is none), the result.
-    `apart`: the weight gradients and the residual's sum are passes of their own."""
+def norm_backward_line(builder: UnitBuilder, base: str, suffix: str, names: tuple[str, str, str | None, str]) -> Apply:
+    """names: gradient of the norm's output, its input, the residual gradient (None: there is none), the result, which
+    is declared."""
     dy, x, residual, dx = names
     stem, weights, gradients, stats = _norm(builder, base, suffix)
-    weight = weights.split()[0]
-    if not apart:
-        args = f"{dy} {x} {stats} {weight} {residual or '-'} {gradients}"
-        return (apply(f"{stem}_backward", args, dx),)
-    # Megatron-LM's kernel reads dy and x again for the weight gradients, and autograd adds the residual apart.
-    own = builder.rows(f"{dx}.own") if residual else dx
-    lines = (
-        apply(f"{stem}_input_gradient", f"{dy} {x} {stats} {weight}", own),
-        apply(f"{stem}_weight_gradient", f"{dy} {x} {stats} {gradients}"),
-    )
-    return (*lines, apply("add", f"{own} {residual}", dx)) if residual else lines
+    args = f"{dy} {x} {stats} {weights.split()[0]} {residual or '-'} {gradients}"
+    return apply(f"{stem}_backward", args, builder.rows(dx))
 
 
 def norm_backward(
     builder: UnitBuilder, piece: str, base: str, suffix: str, names: tuple[str, str, str | None, str]
 ) -> None:
-    """The instruction of `norm_backward_lines`; declares its result."""
-    builder.rows(names[3])
-    lines = norm_backward_lines(builder, base, suffix, names, apart=builder.shape.megatron)
-    builder.backward("B", piece, *lines, transient_bytes=0)
+    """The instruction of `norm_backward_line`."""
+    builder.backward("B", piece, norm_backward_line(builder, base, suffix, names))
 
 
 def reduce_forward(builder: UnitBuilder, piece: str, z: str) -> str:
@@ -104,19 +93,17 @@ def regather(builder: UnitBuilder, piece: str, suffix: str) -> str:
     return full
 
 
-def weight_gradient(builder: UnitBuilder, a: str, b: str, weight: str) -> tuple[Apply, ...]:
-    """A weight gradient aᵀ b on its way to the main gradient: added inside the product, made afresh, or made and then
-    added."""
-    grad = f"g{weight[1:]}"
-    if builder.shape.gradients == "in_gemm":
-        return (apply("gemm_add", f"{a} {b} {grad}"),)
-    if builder.shape.gradients == "separate_buffer":
-        return (apply("gemm_out", f"{a} {b} {grad}", variant="tn"),)
-    made = builder.tensors[weight]
-    fresh = builder.tensor(f"t{weight[1:]}", made.dims, at=made.at)
-    return apply("gemm", f"{a} {b}", fresh, variant="tn"), apply("add_into", f"{grad} {fresh}")
+def sum_beside(builder: UnitBuilder, piece: str, dy: str, weight_gradients: Callable[[], None]) -> str:
+    """The sum of an input gradient is begun before the weight gradients, to run beside them; in autograd's order it
+    comes after. Returns the name of the sum."""
+    if builder.shape.serial:
+        weight_gradients()
+        return reduce_backward(builder, piece, dy)
+    summed = reduce_backward(builder, piece, dy)
+    weight_gradients()
+    return summed
 
 
-def weight_gradient_bytes(builder: UnitBuilder, *weights: str) -> int:
-    """Transient bytes of weight gradients made before they are added."""
-    return max(builder.tensors[w].bytes for w in weights) if builder.shape.gradients == "autograd" else 0
+def weight_gradient(a: str, b: str, weight: str) -> Apply:
+    """A weight gradient aᵀ b, added to the main gradient inside the product."""
+    return apply("gemm_add", f"{a} {b} g{weight[1:]}")

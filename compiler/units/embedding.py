@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from compiler.units.builder import PARTIAL, ROWS, UnitBuilder
-from compiler.units.common import SITE_EMBED, norm_backward_lines, norm_line, norm_weights, reduce_forward
+from compiler.units.common import SITE_EMBED, norm_backward_line, norm_line, norm_weights, reduce_forward
 from compiler.units.shape import UnitShape
 from program.lines import Draw, Unit, apply
 
@@ -23,29 +23,17 @@ def embedding(shape: UnitShape) -> Unit:
     builder.rows("d2")
     table = builder.weight(TABLE, (shape.vocab, shape.hidden), ROWS)
     first = builder.tensors[table].offset(0)
-    builder.forward("embed", apply("embedding_forward", f"tokens {table}", "x0", first=first), transient_bytes=0)
+    builder.forward("embed", apply("embedding_forward", f"tokens {table}", "x0", first=first))
     output, gradient = reduce_forward(builder, "embed", "x0"), "d2"
     # A gather slot cannot hold the residual stream: under sequence parallelism embed.out copies it out.
     if shape.learned or shape.embedding_norm or shape.dropout or shape.sequence_parallel:
-        _out_forward(builder, output)
-        output, gradient = "x2", _out_backward(builder)
+        normed = _out_forward(builder, output)
+        output, gradient = "x2", _out_backward(builder, normed)
     if shape.sequence_parallel:
         full = builder.gathered("dx0f", gradient, shape.tokens, ())
         builder.move("B", "AG", "embed", gradient, full)
         gradient = full
-    scatter, grad = f"{gradient} tokens", f"g:{TABLE}"
-    if shape.gradients == "autograd":  # autograd scatters into zeros of the table's size, then adds these
-        fresh = builder.tensor(f"t:{TABLE}", (shape.vocab, shape.hidden), at=ROWS)
-        builder.backward(
-            "W",
-            "embed",
-            apply("zeros_like", grad, fresh),
-            apply("embedding_backward", f"{scatter} {fresh}", first=first),
-            apply("add_into", f"{grad} {fresh}"),
-            transient_bytes=builder.tensors[fresh].bytes,
-        )
-    else:
-        builder.backward("W", "embed", apply("embedding_backward", f"{scatter} {grad}", first=first), transient_bytes=0)
+    builder.backward("W", "embed", apply("embedding_backward", f"{gradient} tokens g:{TABLE}", first=first))
     return builder.unit("tokens", output)
 
 
@@ -54,14 +42,14 @@ def _draw(builder: UnitBuilder) -> dict[str, Any]:
     return {"mask": Draw(dropout, SITE_EMBED, d2.dims, d2.offset(0))} if dropout else {}
 
 
-def _out_forward(builder: UnitBuilder, x0: str) -> None:
-    """x0 → x2, which is never x0 itself [, the norm's input and statistics]."""
+def _out_forward(builder: UnitBuilder, x0: str) -> str:
+    """x0 → x2, which is never x0 itself [, the norm's statistics]; returns the name of the norm's input."""
     shape, draw = builder.shape, _draw(builder)
     steps = ["position"] * shape.learned + ["norm"] * shape.embedding_norm + ["dropout"] * bool(draw)
     names = {"position": "xn" if shape.embedding_norm else "xp", "norm": "xm", "dropout": "x2"}
     if steps:
         names[steps[-1]] = "x2"
-    lines, x = [], x0
+    lines, x, normed = [], x0, ""
     for step in steps:
         name = builder.rows(names[step])
         if step == "position":
@@ -70,19 +58,21 @@ def _out_forward(builder: UnitBuilder, x0: str) -> None:
             lines.append(apply("position_forward", f"{x} {table}", name, first=first, batch=shape.batch))
         elif step == "norm":
             norm_weights(builder, NORM)
-            if x == x0:
-                lines.append(apply("clone", x, builder.rows("xn"), priced=not shape.megatron))
+            if builder.tensors[x].gathered:  # a slot cannot keep it for the backward
+                lines.append(apply("clone", x, builder.rows("xn")))
                 x = "xn"
+            normed = x
             lines.append(norm_line(builder, NORM, x, "0", name))
         else:  # a mask and no residual: one read, one write, like the backward of an add with dropout
             lines.append(apply("add_backward", f"{x} -", name, **draw))
         x = name
     if not steps:
         lines.append(apply("clone", x0, builder.rows("x2")))
-    builder.forward("embed.out", *lines, transient_bytes=0)
+    builder.forward("embed.out", *lines)
+    return normed
 
 
-def _out_backward(builder: UnitBuilder) -> str:
+def _out_backward(builder: UnitBuilder, normed: str) -> str:
     """Returns the name of the gradient that leaves it."""
     shape, draw, d, lines = builder.shape, _draw(builder), "d2", []
     if draw:
@@ -90,12 +80,11 @@ def _out_backward(builder: UnitBuilder) -> str:
         lines.append(apply("add_backward", f"{d} -", name, **draw))
         d = name
     if shape.embedding_norm:
-        builder.rows("dx0")
-        lines += norm_backward_lines(builder, NORM, "0", (d, "xn", None, "dx0"))
+        lines.append(norm_backward_line(builder, NORM, "0", (d, normed, None, "dx0")))
         d = "dx0"
     if shape.learned:
         first = builder.tensors["d2"].offset(0)
         lines.append(apply("position_backward", f"{d} g:{POSITIONS}", first=first, batch=shape.batch))
     if lines:
-        builder.backward("B", "embed.out", *lines, transient_bytes=0)
+        builder.backward("B", "embed.out", *lines)
     return d

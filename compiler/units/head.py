@@ -1,8 +1,7 @@
 """Unit L + 1 as lines: the final norm, vocabulary-parallel logits and cross entropy, their gradients.
 
-Three forms: the logits whole, overwritten by their gradient; in chunks of tokens, each with its forward and backward,
-so that only a chunk's logits are ever alive; and Megatron-LM's, whose cross entropy is separate passes over fp32
-logits. A maximum and a sum over the vocabulary's ranks lie between the parts.
+Two forms: the logits whole, overwritten by their gradient; and in chunks of tokens, each with its forward and backward,
+so that only a chunk's logits are ever alive. A maximum and a sum over the vocabulary's ranks lie between the parts.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ from compiler.units.common import (
     norm_backward,
     norm_forward,
     norm_weights,
-    reduce_backward,
     regather,
+    sum_beside,
     weight_gradient,
-    weight_gradient_bytes,
 )
 from compiler.units.shape import UnitShape
 from program.lines import Inside, Unit, apply
@@ -41,10 +39,10 @@ def head(shape: UnitShape, weight: str = HEAD) -> Unit:
         _chunked(builder, y, table)
         output, dy = y, "dy"
     else:
-        builder.act("logits", shape.tokens, shape.vocab, at=COLUMNS, dtype=shape.stat if shape.megatron else "")
+        builder.act("logits", shape.tokens, shape.vocab, at=COLUMNS)
         builder.stat("rowmax", shape.tokens, at=MAXIMUM)
         builder.stat("sums", 2, shape.tokens, at=PARTIAL)
-        output, dy = "logits", (_megatron if shape.megatron else _whole)(builder, y, table)
+        output, dy = "logits", _whole(builder, y, table)
     norm_backward(builder, "head.in", NORM, "", (dy, "x", None, "d0"))
     return builder.unit("x", output, ("d0",))
 
@@ -65,25 +63,23 @@ def _whole(builder: UnitBuilder, y: str, table: str) -> str:
     shape, shard = builder.shape, _shard(builder, table)
     logits = apply("gemm", f"{y} {table}", "logits", variant="nt")
     top = apply("ce_max", "logits", "rowmax", valid=shard["valid"])
-    builder.forward("head.logits", logits, top, transient_bytes=0)
+    builder.forward("head.logits", logits, top)
     _sum(builder, "head.logits", "rowmax")
-    builder.forward("head.exp", apply("ce_exp", "logits rowmax targets", "sums", **shard), transient_bytes=0)
+    builder.forward("head.exp", apply("ce_exp", "logits rowmax targets", "sums", **shard))
     _sum(builder, "head.exp", "sums")
     loss = apply("ce_loss", "logits rowmax sums targets s:loss", **shard, scale=shape.loss_scale)
-    builder.forward("head.loss", loss, transient_bytes=0)
+    builder.forward("head.loss", loss)
     y = regather(builder, "head.in", "")
-    builder.backward("I", "head.logits", apply("gemm", f"logits {table}", "dy", variant="nn"), transient_bytes=0)
-    dy = reduce_backward(builder, "head.in", "dy")
-    products = weight_gradient(builder, "logits", y, table)
-    builder.backward("W", "head.logits", *products, transient_bytes=0)
-    return dy
+    builder.backward("I", "head.logits", apply("gemm", f"logits {table}", "dy", variant="nn"))
+    product = weight_gradient("logits", y, table)
+    return sum_beside(builder, "head.in", "dy", lambda: builder.backward("W", "head.logits", product))
 
 
 def _chunked(builder: UnitBuilder, y: str, table: str) -> None:
     """It stands in the backward, where its weight gradient belongs; whole vocabulary on every rank."""
     shape, shard = builder.shape, _shard(builder, table)
     rows, width = shape.tokens // shape.loss_chunks, shape.hidden
-    lines = [apply("empty_like", y, "dy")]
+    lines = [apply("empty", y, "dy", size=builder.tensors["dy"].dims)]
     for chunk in range(shape.loss_chunks):
         logits, top, sums = f"logits.{chunk}", f"rowmax.{chunk}", f"sums.{chunk}"
         builder.act(logits, rows, shape.vocab, at=COLUMNS)
@@ -99,50 +95,6 @@ def _chunked(builder: UnitBuilder, y: str, table: str) -> None:
             apply("ce_exp", f"{logits} {top} {targets}", sums, **shard),
             apply("ce_loss", f"{logits} {top} {sums} {targets} s:loss", **shard, scale=shape.loss_scale),
             apply("gemm_out", f"{logits} {table} {dy}", variant="nn"),
-            apply("gemm_add", f"{logits} {some} g{table[1:]}"),
+            weight_gradient(logits, some, table),
         ]
-    builder.backward("B", "head.fused", *lines, transient_bytes=builder.tensors["logits.0"].bytes)
-
-
-def _megatron(builder: UnitBuilder, y: str, table: str) -> str:
-    """Logits cast to fp32, their maximum taken off, exponentiated, divided (Megatron-LM's
-    `vocab_parallel_cross_entropy` without the fused kernel), the fp32 softmax kept, its gradient cast back."""
-    shape, shard = builder.shape, _shard(builder, table)
-    builder.act("logits16", shape.tokens, shape.vocab, at=COLUMNS)
-    builder.act("dlogits", shape.tokens, shape.vocab, at=COLUMNS)
-    builder.stat("target", shape.tokens, at=PARTIAL)
-    builder.forward(
-        "head.logits",
-        apply("gemm", f"{y} {table}", "logits16", variant="nt"),
-        apply("cast", "logits16", "logits", dtype=shape.stat),
-        apply("ce_max", "logits", "rowmax", valid=shard["valid"]),
-        transient_bytes=0,
-    )
-    _sum(builder, "head.logits", "rowmax")
-    builder.forward(
-        "head.exp",
-        apply("shift_rows", "logits rowmax"),
-        apply("exponentiate", "logits targets", "target", **shard),
-        apply("row_sums", "logits target", "sums"),
-        transient_bytes=0,
-    )
-    _sum(builder, "head.exp", "sums")
-    builder.forward(
-        "head.loss",
-        apply("hold", "logits16 rowmax"),
-        apply("softmax_loss", "logits sums targets s:loss", **shard, scale=shape.loss_scale),
-        transient_bytes=0,
-    )
-    y = regather(builder, "head.in", "")
-    builder.backward(
-        "I",
-        "head.logits",
-        apply("scale", "logits", factor=shape.loss_scale),
-        apply("cast", "logits", "dlogits", dtype=shape.dtype),
-        apply("gemm", f"dlogits {table}", "dy", variant="nn"),
-        transient_bytes=0,
-    )
-    products, bytes_ = weight_gradient(builder, "dlogits", y, table), weight_gradient_bytes(builder, table)
-    dy = "dy" if shape.serial else reduce_backward(builder, "head.in", "dy")
-    builder.backward("W", "head.logits", *products, transient_bytes=bytes_)
-    return reduce_backward(builder, "head.in", "dy") if shape.serial else dy
+    builder.backward("B", "head.fused", *lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from compiler.units.builder import COLUMNS, PARTIAL, ROWS, UnitBuilder
-from compiler.units.common import weight_gradient, weight_gradient_bytes
+from compiler.units.common import weight_gradient
 from program.lines import apply
 
 
@@ -18,11 +18,8 @@ class Mlp:
         self.down = builder.weight(f"{base}.down.weight", (e.hidden, e.ffn), COLUMNS)
         self.out_bias = builder.weight(f"{base}.down.bias", (e.hidden,)) if e.bias else None
         builder.act("u", e.tokens, e.up, at=COLUMNS)
-        # Megatron-LM keeps the activation's output; ours is made again by the activation's backward.
-        self.keeps = e.megatron
-        builder.act("a", e.tokens, e.ffn, at=COLUMNS, pool="act" if self.keeps else "stash")
-        if not self.keeps:
-            builder.act("a.first", e.tokens, e.ffn, at=COLUMNS)
+        builder.act("a.first", e.tokens, e.ffn, at=COLUMNS)
+        builder.act("a", e.tokens, e.ffn, at=COLUMNS, pool="stash", value="a.first")  # made again, not kept
         builder.act("da", e.tokens, e.ffn, at=COLUMNS)
         builder.act("du", e.tokens, e.up, at=COLUMNS, pool="stash")
         builder.act("z2", e.tokens, e.hidden, at=PARTIAL)
@@ -31,13 +28,11 @@ class Mlp:
 
     def forward(self, y: str) -> None:
         """y → z2; u, before the activation, is kept for the backward."""
-        a = "a" if self.keeps else "a.first"
         self.builder.forward(
             "mlp.core",
             apply("gemm", f"{y} {self.up} {self.up_bias or ''}", "u", variant="nt"),
-            apply(f"{self.activation}_forward", "u", a),
-            apply("gemm", f"{a} {self.down}", "z2", variant="nt"),
-            transient_bytes=0 if self.keeps else self.builder.tensors[a].bytes,
+            apply(f"{self.activation}_forward", "u", "a.first"),
+            apply("gemm", f"a.first {self.down}", "z2", variant="nt"),
         )
 
     def input_gradient(self, dz: str) -> None:
@@ -46,9 +41,8 @@ class Mlp:
             "I",
             "mlp.core",
             apply("gemm", f"{dz} {self.down}", "da", variant="nn"),
-            apply(f"{self.activation}_backward", "da u", f"du {'-' if self.keeps else 'a'}"),
+            apply(f"{self.activation}_backward", "da u", "du a"),
             apply("gemm", f"du {self.up}", "dy2", variant="nn"),
-            transient_bytes=self.builder.tensors["da"].bytes,
         )
 
     def weight_gradient(self, dz: str, y: str) -> None:
@@ -58,8 +52,7 @@ class Mlp:
         builder.backward(
             "W",
             "mlp.core",
-            *weight_gradient(builder, dz, "a", self.down),
-            *weight_gradient(builder, "du", y, self.up),
+            weight_gradient(dz, "a", self.down),
+            weight_gradient("du", y, self.up),
             *bias,
-            transient_bytes=weight_gradient_bytes(builder, self.down, self.up),
         )

@@ -11,8 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plan.implementations import GradAccumulation, engine
+from plan.implementations.rewrites import ACCUMULATION
 from plan.model import Model, RopeScaling
 from plan.parallel import Plan
+from program.rewrites import Rewrite
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,9 @@ class UnitShape:
     loss_scale: float  # makes sums over rows, micro-batches and ranks a mean over the global batch
     unfused: bool
     attention: str
-    megatron: bool  # what Megatron-LM's layers keep and launch
     serial: bool  # autograd's order: no collective beside a weight gradient
     gradients: GradAccumulation  # how a weight gradient reaches the main gradient
+    rewrites: tuple[Rewrite, ...]  # lines that the implementation runs otherwise than units write them
     loss_chunks: int
     dtype: str
     stat: str  # dtype of statistics and losses
@@ -121,9 +123,9 @@ def unit_shape(model: Model, plan: Plan) -> UnitShape:
         loss_scale=1.0 / (plan.global_batch_size * model.seq_length),
         unfused=plan.attention == "unfused",
         attention=plan.attention,
-        megatron=chosen.megatron_layers,
         serial=chosen.serial,
         gradients=chosen.grad_accumulation,
+        rewrites=(*ACCUMULATION[chosen.grad_accumulation], *chosen.rewrites),
         loss_chunks=plan.loss_chunks,
         dtype=plan.precision,
         stat="fp64" if plan.precision == "fp64" else "fp32",

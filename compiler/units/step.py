@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from program.kinds import numel
-from program.lines import Apply, Body, Dims, Offset, Step, Stretches, Tensor, Window, apply, body_of
-from program.operators import kernel_call
+from program.lines import Apply, Body, Dims, Offset, Step, Stretches, Tensor, Window, apply
+from program.operators import body
 
 
-def _body(tensors: Sequence[Tensor], arguments: str, results: str, *lines: Apply, transient_bytes: int = 0) -> Body:
-    held = {tensor.name: tensor for tensor in tensors}
-    calls = tuple(c for c in (kernel_call(line, held) for line in lines) if c is not None)
-    return body_of(lines, held, arguments.split(), results.split(), calls, transient_bytes)
+def _body(tensors: Sequence[Tensor], arguments: str, results: str, *lines: Apply) -> Body:
+    return body(lines, {tensor.name: tensor for tensor in tensors}, arguments.split(), results.split())
 
 
 def _share(name: str, of: str, elements: int, dtype: str, axis: str) -> Tensor:
@@ -92,7 +90,6 @@ def join(dims: Dims, ranks: int, dtype: str) -> Body:
         apply("copy", "zeros.own x.own"),
         apply("clone", "x", "all"),
         apply("clone", "all", "y"),
-        transient_bytes=whole[0].bytes,
     )
 
 
@@ -107,16 +104,15 @@ def add_share(source: int, shard: int, dtype: str) -> Body:
 def accumulate(dims: Sequence[Dims], made: str, main: str, cleared: Sequence[bool]) -> Body:
     """A unit's gradients as a backward made them, then its main ones: each is widened and added into its main one
     (`update_hp_grads` of DeepSpeed's BF16_Optimizer). Products overwrite theirs; what is added up instead (`cleared`)
-    starts from zero again, and only a table's clearing costs something to speak of."""
+    starts from zero again."""
     tensors, lines = [], []
     for i, extents in enumerate(dims):
         tensors += [Tensor(f"m{i}", extents, made), Tensor(f"g{i}", extents, main), Tensor(f"t{i}", extents, main)]
         lines += [apply("cast", f"m{i}", f"t{i}", dtype=main), apply("add_into", f"g{i} t{i}")]
         if cleared[i]:
-            lines.append(apply("fill", f"m{i}", priced=len(extents) > 1, value=0.0))
+            lines.append(apply("fill", f"m{i}", value=0.0))
     names = " ".join(f"{kind}{i}" for kind in "mg" for i in range(len(dims)))
-    widest = max(tensor.bytes for tensor in tensors if tensor.name[0] == "t")
-    return _body(tensors, names, "", *lines, transient_bytes=widest)
+    return _body(tensors, names, "", *lines)
 
 
 # ---------------------------------------------------------------- once a step
@@ -125,21 +121,19 @@ def accumulate(dims: Sequence[Dims], made: str, main: str, cleared: Sequence[boo
 def zero(elements: Sequence[int], dtype: str, stat: str) -> Body:
     """Flat main gradients in bucket order, the running loss: zero."""
     flats = [Tensor(f"g{i}", (count,), dtype, "grad") for i, count in enumerate(elements)]
-    names = " ".join((*(flat.name for flat in flats), "loss"))
-    return _body([*flats, Tensor("loss", (1,), stat)], names, "", apply("fill_all", names))
+    tensors = [*flats, Tensor("loss", (1,), stat)]
+    names = [tensor.name for tensor in tensors]
+    return _body(tensors, " ".join(names), "", *(apply("fill", name, value=0.0) for name in names))
 
 
 def norm(elements: Sequence[int], dtype: str, stat: str, weights: Sequence[float], loss_share: float) -> Body:
     """Each bucket's reduced gradient, the loss, [statistics (2,)] = [Σ weight · Σ g², loss share]."""
     flats = [Tensor(f"g{i}", (count,), dtype, "grad") for i, count in enumerate(elements)]
     sums = [Tensor(f"q{i}", (), stat) for i in range(len(elements))]
-    tensors = [*flats, *sums, Tensor("loss", (1,), stat), Tensor("found", (2,), stat), Tensor("stats", (2,), stat)]
+    tensors = [*flats, *sums, Tensor("loss", (1,), stat), Tensor("stats", (2,), stat)]
     lines = [apply("sqnorm", flat.name, sum_.name) for flat, sum_ in zip(flats, sums, strict=True)]
     names = " ".join(sum_.name for sum_ in sums)
-    lines += [
-        apply("statistics", f"{names} loss", "found", weights=tuple(weights), share=loss_share),
-        apply("copy", "stats found", priced=False),
-    ]
+    lines.append(apply("statistics", f"stats {names} loss", weights=tuple(weights), share=loss_share))
     arguments = " ".join((*(flat.name for flat in flats), "loss", "stats"))
     return _body(tensors, arguments, "stats", *lines)
 
@@ -160,9 +154,8 @@ def widen(elements: int, share_: int, narrow: str, wide: str) -> Body:
     """A gradient → this rank's share of it as the optimizer wants it: made flat, then widened."""
     own = _share("g.own", "g", share_, narrow, "dp")
     tensors = [Tensor("g", (elements,), narrow), own, Tensor("flat", (share_,), narrow), Tensor("y", (share_,), wide)]
-    flat = tensors[2]
     lines = apply("clone", "g.own" if elements > share_ else "g", "flat"), apply("cast", "flat", "y", dtype=wide)
-    return _body(tensors, "g", "y", *lines, transient_bytes=flat.bytes)
+    return _body(tensors, "g", "y", *lines)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from plan.parallel import Plan
+from program.rewrites import Rewrite
 
 GradAccumulation = Literal["in_gemm", "separate_buffer", "autograd"]
 Transfers = Literal["separate", "batched", "blocking"]
@@ -22,8 +23,10 @@ class Engine:
     """The choices of an implementation for one plan, each asked in one place."""
 
     # --- layers
-    megatron_layers: bool = False
-    """Layers keep and launch what Megatron-LM's do: dropout masks, the activation's output, copies of q, k and v."""
+    rewrites: tuple[Rewrite, ...] = ()
+    """Which lines of a unit it runs otherwise (`plan.implementations.rewrites`)."""
+    recomputes_whole: bool = False
+    """Full recompute runs a layer to its end, as autograd's checkpointing does, what backward needs or not."""
     serial: bool = False
     """Autograd's order: a collective begins when all compute before it has ended, never beside a weight gradient."""
     grad_accumulation: GradAccumulation = "in_gemm"

@@ -37,6 +37,7 @@ from plan.implementations.base import (
     wide_gradients,
     zero_shards,
 )
+from plan.implementations.rewrites import ALIBI_IN_PRODUCT, MEGATRON_LAYERS
 from plan.parallel import Plan
 from plan.pipeline import ONE_F_ONE_B, schedule
 
@@ -49,7 +50,8 @@ def _pipeline_engine(plan: Plan) -> Engine:
     """The engine with its BF16_Optimizer (which shards at stage 0 too), its ZeRO-1 or its FP16_Optimizer."""
     own_shards = plan.precision == "bf16" and plan.data_parallel > 1
     return Engine(
-        megatron_layers=True,
+        rewrites=(ALIBI_IN_PRODUCT, *MEGATRON_LAYERS),
+        recomputes_whole=True,
         serial=True,
         grad_accumulation=_accumulation(plan),
         first_bucket_bytes=WHOLE,

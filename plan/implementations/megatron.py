@@ -17,6 +17,7 @@ from plan.implementations.base import (
     wide_gradients,
     zero_shards,
 )
+from plan.implementations.rewrites import MEGATRON_LAYERS
 from plan.parallel import Plan
 from plan.pipeline import ONE_F_ONE_B, schedule
 
@@ -24,7 +25,8 @@ from plan.pipeline import ONE_F_ONE_B, schedule
 def _engine(plan: Plan) -> Engine:
     paired = schedule(plan) is ONE_F_ONE_B and plan.virtual_pipeline == 1
     return Engine(
-        megatron_layers=True,
+        rewrites=MEGATRON_LAYERS,
+        recomputes_whole=True,
         even_layers=True,
         first_bucket_bytes=bucket_bytes(plan) if plan.communication.overlap else WHOLE,
         later_bucket_bytes=WHOLE,

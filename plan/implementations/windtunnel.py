@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from plan.implementations.base import Engine, Implementation, bucket_bytes, wide_gradients, zero_shards
+from plan.implementations.rewrites import HEAD_BY_COLUMNS
 from plan.parallel import Plan
 
 
 def _engine(plan: Plan) -> Engine:
     return Engine(
+        rewrites=(HEAD_BY_COLUMNS,) if plan.kernels == "triton" else (),
         first_bucket_bytes=bucket_bytes(plan),
         later_bucket_bytes=bucket_bytes(plan),
         sharded_optimizer=zero_shards(plan),

@@ -10,11 +10,11 @@ from program import Buffer, Instruction, RankProgram, numel
 from program.lines import Stretches
 
 OPERATORS = {
-    "ZERO": {"fill", "fill_all"},
+    "ZERO": {"fill"},
     "ADD": {"add_into"},
     "COPY": {"cast", "copy"},
     "ACC": {"cast", "add_into", "fill"},
-    "NORM": {"sqnorm", "statistics", "copy"},
+    "NORM": {"sqnorm", "statistics"},
     "CAST": {"clone", "cast"},
     "D2H": {"transfer"},
     "H2D": {"transfer"},
@@ -58,7 +58,7 @@ def _size_fault(stage: RankProgram, i: Instruction, written: tuple[Buffer, ...])
         return f"{sizes} elements are added to {held}"
     if i.kind == "COPY" and (len(held) != 1 or set(sizes) != set(held)):
         return f"{sizes} elements are copied to {held}"
-    if i.kind == "ZERO" and sum(sizes) not in (sum(held), sum(held) - 1):
+    if i.kind == "ZERO" and sum(sizes) != sum(held):
         return f"{sum(sizes)} elements are cleared of {sum(held)}"
     if i.kind == "NORM":
         wanted = [(bucket.numel, bucket.shard_numel) for bucket in stage.buckets]

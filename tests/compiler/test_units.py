@@ -15,7 +15,11 @@ Tiny = Callable[..., Run]
 
 def units(run: Run) -> dict[str, Unit]:
     """The units of a run, the layer whole and cut, by name."""
-    shape = unit_shape(run.model, run.plan)
+    return units_of(unit_shape(run.model, run.plan))
+
+
+def units_of(shape: UnitShape) -> dict[str, Unit]:
+    """The same of extents and choices."""
     return {
         "embedding": embedding(shape),
         "layer": layer(shape, 1),

@@ -1,18 +1,11 @@
-"""Cross entropy of transposed logits, and the head that keeps its logits in its weight gradient's memory (interpreter
-on a CPU, compiled on a GPU)."""
+"""Cross entropy of transposed logits (interpreter on a CPU, compiled on a GPU)."""
 
 import pytest
 import torch
 
-from kernels import crossentropy_columns, linear_crossentropy
+from kernels import crossentropy_columns
 from kernels.crossentropy_columns import GRADIENT, MOST_SPANS, STATISTICS, _tiles, cross_entropy_columns
 from kernels.launch import KernelArgumentError
-from kernels.linear_crossentropy import (
-    linear_cross_entropy,
-    linear_cross_entropy_reference,
-    rows_inside,
-    words_per_block,
-)
 from tests.kernels.fidelity import DEVICE, EXP_UNITS, assert_faithful, error, randn
 
 F = torch.nn.functional
@@ -121,98 +114,8 @@ def test_only_lines_along_the_rows():
         cross_entropy_columns(randn(4, 8).t(), targets(4, 8))
 
 
-CASES = {"all inside": (40, 24, None), "inside, then chunks": (160, 60, 64), "a ragged line": (37, 24, None)}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_logits_in_the_weight_gradient(monkeypatch, case):
-    rows, hidden, chunk = CASES[case]
-    vocab = 300  # several blocks of words, the last one short
-    if chunk:
-        monkeypatch.setattr(linear_crossentropy, "rows_per_chunk", lambda *_: chunk)
-    assert 0 < rows_inside(rows, chunk or rows, hidden, torch.bfloat16, torch.float32) <= rows
-    x, w = randn(rows, hidden, dtype=torch.bfloat16), randn(vocab, hidden, dtype=torch.bfloat16, seed=1)
-    assert words_per_block(vocab, hidden, x.device) * 2 < vocab
-    target, upstream = targets(rows, vocab, 0.2), randn(rows, seed=9)
-    exact = linear_cross_entropy_reference(x.double(), w.double(), target, 0.01, upstream)
-    low = linear_cross_entropy_reference(x, w, target, 0.01, upstream)
-    ours = linear_cross_entropy(x, w, target, scale=0.01, row_weight=upstream)
-    assert ours.dweight.dtype == torch.float32
-    assert ours.dweight.is_contiguous()
-    for name in ("loss", "dx", "dweight"):
-        assert_faithful(getattr(ours, name), getattr(low, name), getattr(exact, name), name)
-    chunks = linear_cross_entropy(x, w, target, scale=0.01, row_weight=upstream, chunk_rows=16)
-    torch.testing.assert_close(ours.loss, chunks.loss)
-    torch.testing.assert_close(ours.dweight, chunks.dweight, atol=1e-6, rtol=1e-4)
-
-
-def bytes_of(t):
-    """Range of addresses that a tensor lies in."""
-    last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
-    return range(t.data_ptr(), t.data_ptr() + (last + 1) * t.itemsize)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_logits_are_read_before_the_weight_gradient_is_written_over_them(monkeypatch, dtype):
-    """By addresses: the references widen what they multiply, and would hide it."""
-    written, form = [], linear_crossentropy.accumulate_product
-
-    def watched(into, a, b, *, add):
-        written.append(bytes_of(into))
-        read = bytes_of(a)
-        assert not any(w.start < read.stop and read.start < w.stop for w in written)
-        return form(into, a, b, add=add)
-
-    monkeypatch.setattr(linear_crossentropy, "accumulate_product", watched)
-    rows, hidden, vocab = 20, 24, 400
-    x, w, target = randn(rows, hidden, dtype=dtype), randn(vocab, hidden, dtype=dtype, seed=1), targets(rows, vocab)
-    ours = linear_cross_entropy(x, w, target)
-    assert len(written) > 2
-    inside = bytes_of(ours.dweight)
-    assert all(inside.start <= block.start < block.stop <= inside.stop for block in written)
-    exact = linear_cross_entropy_reference(x.double(), w.double(), target, 1.0, None)
-    assert error(ours.dweight, exact.dweight) < (0.1 if dtype == torch.bfloat16 else 1e-4)
-
-
-def test_where_logits_lie():
-    bf16, fp32, fp64 = torch.bfloat16, torch.float32, torch.float64
-    assert rows_inside(8192, 2048, 4096, bf16, fp32) == 8192
-    assert rows_inside(9000, 2048, 4096, bf16, fp32) == 8192
-    assert rows_inside(32768, 5248, 768, bf16, fp32) == 0  # 1,536 rows would make a thinner chunk than the buffer
-    assert rows_inside(1000, 128, 700, fp64, fp64) == 700
-
-
-def test_the_loss_alone_leaves_the_main_gradient():
-    x, w, target, main = randn(37, 24), randn(300, 24, seed=1), targets(37, 300), torch.ones(300, 24, device=DEVICE)
-    alone = linear_cross_entropy(x, w, target, weight_grad=main, gradient=False)
-    assert alone.dx is alone.dweight is None
-    assert bool((main == 1).all())
-    torch.testing.assert_close(alone.loss, linear_cross_entropy(x, w, target).loss)
-
-
-def test_weights_and_targets_of_rows_in_any_layout():
-    x, w, target, upstream = randn(40, 24), randn(50, 24, seed=1), targets(40, 50, 0.2), randn(40, seed=9)
-    base = linear_cross_entropy(x, w, target, row_weight=upstream, chunk_rows=16)
-    strided = [torch.stack((t, t), 1)[:, 0] for t in (target, upstream)]
-    for rows in (None, 16):
-        ours = linear_cross_entropy(
-            x, w, strided[0], row_weight=strided[1].clone().requires_grad_() if rows else strided[1], chunk_rows=rows
-        )
-        torch.testing.assert_close(ours.loss, base.loss)
-        torch.testing.assert_close(ours.dweight, base.dweight)
-        assert not ours.loss.requires_grad
-
-
 def test_a_grid_s_second_axis_is_never_too_long():  # bug 3
     for words in (1, 7, 128_256, 524_281, 3_000_000):
         for config in (STATISTICS, GRADIENT):
             tiles = _tiles(config, words, 64)
             assert -(-words // (tiles["TILES"] * tiles["WORDS"])) <= MOST_SPANS
-
-
-def test_chunks_accumulate_in_fp32_under_autocast():  # bug 17
-    x, w = (randn(*shape, dtype=torch.bfloat16, seed=seed) for shape, seed in (((40, 24), 0), ((77, 24), 1)))
-    plain = linear_cross_entropy(x, w, targets(40, 77), chunk_rows=16)
-    with torch.autocast(DEVICE, torch.bfloat16):
-        cast = linear_cross_entropy(x, w, targets(40, 77), chunk_rows=16)
-    assert torch.equal(cast.dweight, plain.dweight)

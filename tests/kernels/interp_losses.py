@@ -4,9 +4,7 @@ import pytest
 import torch
 
 from kernels.crossentropy import RowConfig, RowStatistics, cross_entropy, exp_target, row_max
-from kernels.linear_crossentropy import linear_cross_entropy, linear_cross_entropy_reference
 from tests.kernels.fidelity import DEVICE, EXP_UNITS, assert_faithful, error, randn
-from tests.soak import crossed
 
 F = torch.nn.functional
 SMALL = RowConfig(64, 4)
@@ -115,36 +113,6 @@ def test_split_vocabulary(shards):
         held = max(0, min(width, vocab - i * width))
         assert error(gradient[:, :held], exact[1][:, i * width : i * width + held]) < 1e-6
         assert not bool(gradient[:, held:].any())
-
-
-@crossed(chunk=[3, 40], dtype=[torch.float32, torch.bfloat16])
-def test_linear_cross_entropy(chunk, dtype):  # bug 17: the error does not grow with the number of chunks
-    x, w = randn(40, 24, dtype=dtype), randn(77, 24, dtype=dtype, seed=1)
-    x[::2] = w[:20]  # confident rows occur
-    target, upstream = targets(40, 77, 0.2), randn(40, seed=9)
-    exact = linear_cross_entropy_reference(x.double(), w.double(), target, 0.01, upstream)
-    low = linear_cross_entropy_reference(x, w, target, 0.01, upstream)
-    ours = linear_cross_entropy(x, w, target, scale=0.01, row_weight=upstream, chunk_rows=chunk)
-    assert ours.dweight.dtype == torch.float32
-    assert ours.dx.dtype == dtype
-    for name in ("loss", "dx", "dweight"):
-        assert_faithful(getattr(ours, name), getattr(low, name), getattr(exact, name), name, units=EXP_UNITS[dtype])
-    main = torch.ones_like(ours.dweight)
-    into = linear_cross_entropy(x, w, target, scale=0.01, row_weight=upstream, chunk_rows=chunk, weight_grad=main)
-    assert into.dweight is main
-    torch.testing.assert_close(main, ours.dweight + 1, atol=1e-5, rtol=1e-5)
-    assert linear_cross_entropy(x, w, target, gradient=False).dx is None
-
-
-def test_linear_cross_entropy_of_nothing():
-    w = randn(10, 8)
-    empty = linear_cross_entropy(randn(0, 8), w, torch.zeros(0, dtype=torch.int64, device=DEVICE))
-    assert empty.loss.shape == (0,)
-    assert not bool(empty.dweight.any())
-    ignored = linear_cross_entropy(randn(5, 8), w, torch.full((5,), -100, device=DEVICE))
-    assert not bool(ignored.loss.any())
-    assert not bool(ignored.dx.any())
-    assert not bool(ignored.dweight.any())
 
 
 def test_another_ignore_index():  # bug 20: a flag at a value that is not its default

@@ -4,7 +4,7 @@ without effect."""
 import pytest
 import torch
 
-from kernels import activations, adamw, crossentropy, linear_crossentropy, norms, residual, rotary
+from kernels import activations, adamw, crossentropy, norms, residual, rotary
 from kernels.launch import KernelArgumentError
 from kernels.random import Dropout
 from kernels.reference_layer import Mask
@@ -53,9 +53,6 @@ CASES = {
     ),
     "expanded logits in place": (
         lambda: crossentropy.cross_entropy(LOGITS[:1].expand(3, 8), TARGET, in_place=True), "logits",
-    ),
-    "chunks of no rows": (
-        lambda: linear_crossentropy.linear_cross_entropy(X, X, TARGET, chunk_rows=-1), "chunk_rows",
     ),
     "rotary: an expanded output": (
         lambda: rotary.rotary_forward(

@@ -18,7 +18,6 @@ from kernels import (
     crossentropy,
     crossentropy_columns,
     delta,
-    linear_crossentropy,
     norms,
     onebit,
     rotary,
@@ -55,12 +54,7 @@ CASES = {
     "logits has strides (1, 3); accepted: (rows, width) with unit stride": lambda: crossentropy.cross_entropy(torch.zeros(8, 3).t(), I64),
     "target has stride 2; accepted: contiguous": lambda: crossentropy.cross_entropy(X, torch.zeros(6, dtype=torch.int64)[::2]),
     "vocab_first is 8 and stats is None": lambda: crossentropy.cross_entropy(X, I64, vocab_first=8),
-    "weight has shape (5, 7); accepted: (any, 8)": lambda: linear_crossentropy.linear_cross_entropy(X, torch.zeros(5, 7), I64),
-    "weight_grad has strides (1, 5); accepted: contiguous": lambda: linear_crossentropy.linear_cross_entropy(
-        X, torch.zeros(5, 8), I64, weight_grad=torch.zeros(8, 5).t()
-    ),
-    "row_weight has shape (5,); accepted: (3)": lambda: linear_crossentropy.linear_cross_entropy(X, X, I64, row_weight=torch.ones(5)),
-    "vocab_size is 4 of 3 words; accepted: 1 … 3, or None": lambda: linear_crossentropy.linear_cross_entropy(X, X, I64, vocab_size=4),
+    "vocab_size is 9 of 8 words; accepted: 1 … 8, or None": lambda: crossentropy_columns.cross_entropy_columns(X.t().contiguous(), I64, vocab_size=9),
     "vocab_size is -1 of 8 words; accepted: 1 … 8, or None": lambda: crossentropy_columns.cross_entropy_columns(X.t().contiguous(), I64, vocab_size=-1),
     "logits has strides (1, 1); accepted: words that do not overlap": lambda: crossentropy_columns.cross_entropy_columns(FLAT.as_strided((8, 3), (1, 1)), I64),
     "decay.mask has strides (2,); accepted: contiguous": lambda: adamw.adamw_step(
@@ -104,7 +98,7 @@ def test_the_package_works_without_triton():
     program = (
         "import sys; sys.modules['triton'] = None\n"
         "import torch\n"
-        "from kernels import launch, norms, activations, rotary, crossentropy, linear_crossentropy, adamw, onebit, checksum, delta\n"
+        "from kernels import launch, norms, activations, rotary, crossentropy, crossentropy_columns, adamw, onebit, checksum, delta\n"
         "import kernels.random, tools.bench, tools.tune\n"
         "assert not launch.HAS_TRITON\n"
         "y = norms.norm_forward('rms', torch.ones(2, 4), torch.ones(4), eps=0.0)[0]\n"

@@ -6,7 +6,6 @@ from torch.autograd import Function, gradcheck
 
 from kernels import activations, norms, rotary
 from kernels.crossentropy import cross_entropy
-from kernels.linear_crossentropy import linear_cross_entropy, linear_cross_entropy_reference, rows_per_chunk
 from kernels.random import NO_DROPOUT, Dropout
 
 F64 = torch.float64
@@ -88,14 +87,3 @@ def test_losses():
         loss, lambda grads, logits: cross_entropy(logits, target, z_loss=0.01, row_weight=weight * grads[0])[1]
     )
     assert gradcheck(rows, (leaf(4, 7),))
-    x, w = leaf(4, 5), leaf(7, 5, seed=1)
-    ours = linear_cross_entropy(x.detach(), w.detach(), target, scale=0.3, row_weight=weight, chunk_rows=3)
-    for a, b in zip(ours, linear_cross_entropy_reference(x, w, target, 0.3, weight), strict=True):
-        torch.testing.assert_close(a, b)
-
-
-def test_chunks_of_the_head():
-    assert rows_per_chunk(8192, 128_256, 2) == 2048  # 0.49 GiB of logits
-    assert rows_per_chunk(1000, 50_304, 2) == 1000  # all at once when they fit
-    assert rows_per_chunk(10_000, 10**7, 2) == 128  # never thinner than a tile
-    assert rows_per_chunk(5, 10**9, 4) == 5

@@ -4,7 +4,7 @@ written; values that a signature does not hold."""
 import pytest
 import torch
 
-from kernels import activations, crossentropy, linear_crossentropy, norms, residual, rotary
+from kernels import activations, crossentropy, norms, residual, rotary
 from kernels.launch import KernelArgumentError
 from kernels.random import Dropout
 from kernels.reference_layer import Mask, add
@@ -38,9 +38,6 @@ FAULTS = {
     "vocab_size is -3": lambda: crossentropy.row_max(X, vocab_size=-3),
     "row_weight has dtype complex64": lambda: crossentropy.cross_entropy(
         X, TARGET, row_weight=torch.ones(3, dtype=torch.complex64)
-    ),
-    "row_weight has dtype complex64; accepted: float32": lambda: linear_crossentropy.linear_cross_entropy(
-        X, Y, TARGET, row_weight=torch.ones(3, dtype=torch.complex64)
     ),
     "dh has dtype int64": lambda: activations.gelu_backward(torch.ones(3, 8, dtype=torch.int64), X),
     "eps is -1.0": lambda: norms.norm_forward("rms", X, W, eps=-1.0),

@@ -166,7 +166,24 @@ def test_a_fused_kernel_has_the_signature_and_the_results_of_its_reference(call:
 def test_every_fused_kernel_is_held() -> None:
     from kernels.registry_triton import FUSED as adapters
 
-    assert set(adapters) == set(FUSED)
+    assert set(adapters) == {*FUSED, "ce_columns"}
+
+
+def test_a_cross_entropy_down_the_columns_is_its_three_parts() -> None:
+    """Of logits that lie transposed; the last 3 words are padding, the second target is to be ignored."""
+    from kernels.registry_triton import FUSED as adapters
+
+    logits, targets = torch.randn(7, 16, dtype=torch.float64), torch.randint(13, (7,))
+    targets[1] = -100
+    rows, want = logits.clone(), torch.zeros(1, dtype=torch.float64)
+    top = registry.op("ce_max")(rows, 13)
+    sums = registry.op("ce_exp")(rows, top, targets, 0, 13)
+    registry.op("ce_loss")(rows, top, sums, targets, want, 0, 13, 0.25)
+    for function in (registry.LINES["ce_columns"], adapters["ce_columns"]):
+        columns, loss = logits.t().contiguous(), torch.zeros(1, dtype=torch.float64)
+        function(columns, targets, loss, valid=13, scale=0.25)
+        assert torch.allclose(columns.t(), rows, atol=1e-12)
+        assert torch.allclose(loss, want, atol=1e-12)
 
 
 def _tensors(values: object) -> list[torch.Tensor]:

@@ -86,7 +86,6 @@ def test_a_collective_that_is_missing_is_found(tiny: Tiny, variant: str) -> None
 def test_every_operator_of_a_unit_has_a_rule() -> None:
     around = {
         "fill",
-        "fill_all",
         "sqnorm",
         "statistics",
         "clip_coefficient",

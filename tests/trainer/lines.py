@@ -30,6 +30,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gpt-dropout": ({**GPT, **DROPPED}, UNFUSED),
     "alibi": ({**GPT, "positions": "alibi", "embedding_norm": True}, UNFUSED),
     "chunks": (LLAMA, {"loss_chunks": 2}),
+    "columns": (LLAMA, {"loss_chunks": 2, "kernels": "triton"}),
     "autograd": (GPT, {"implementation": "deepspeed"}),
     "autograd-dropout": ({**GPT, **DROPPED}, {"implementation": "deepspeed", **UNFUSED}),
     "autograd-alibi": ({**GPT, "positions": "alibi"}, {"implementation": "deepspeed", **UNFUSED}),
