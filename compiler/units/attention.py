@@ -95,7 +95,8 @@ class Attention:
 
     def weight_gradient(self, dz: str, y: str) -> None:
         """dz, o, y, dqkv → gradients of both products and of the bias."""
-        merge, project = (weight_gradient(dz, "o", self.out),), (weight_gradient("dqkv", y, self.qkv),)
+        merge: tuple[Apply, ...] = (weight_gradient(dz, "o", self.out),)
+        project: tuple[Apply, ...] = (weight_gradient("dqkv", y, self.qkv),)
         if self.qkv_bias:
             project = (*project, apply("bias_grad", f"dqkv g{self.qkv_bias[1:]}"))
         pieces = {"attn.proj": merge, "attn.qkv": project} if self.cut else {"attn.core": (*merge, *project)}

@@ -55,7 +55,7 @@ def copied(elements: int, source: str, target: str, passes: int = 1) -> Body:
     if passes == 1 or source == target:
         return _body(tensors, "x y", "y", apply("copy", "y x"))
     lines = apply("cast", "x", "t", dtype=target), apply("copy", "y t")
-    return _body(tensors, "x y", "y", *lines, transient_bytes=tensors[2].bytes)
+    return _body(tensors, "x y", "y", *lines)
 
 
 @lru_cache(maxsize=64)
