@@ -33,8 +33,8 @@ def test_bytes_a_micro_batch_moves(microbatches: int) -> None:
     """The root is gathered once, a layer for each direction (`zero_stage: 3`) or once (2); all is reduced in fp32."""
     n = numbers(made())
     root = made().classes[0].buckets[0].numel
-    for stage, gathered in ((3, 2 * n - root), (2, n)):
-        found = moved(made(microbatches, zero_stage=stage))
+    for stage, reshard, gathered in ((3, True, 2 * n - root), (2, True, n), (3, False, n)):
+        found = moved(made(microbatches, zero_stage=stage, zero={"reshard": reshard}))
         assert found == {"reduce_scatter": 4 * n * microbatches, "all_gather": 2 * gathered * microbatches}
 
 
