@@ -215,7 +215,7 @@ class BlockShards:
     def _gather(self, unit: int, after: tuple[int, ...] = ()) -> None:
         layout, dtype = self._gathers[unit], self.shards.plan.precision
         after = after if self.shards.plan.communication.overlap else self.builder.tail("compute")
-        flat = self._flats[WEIGHTS, unit] = self._tenant(WEIGHTS, layout.total, dtype, f"weights of unit {unit}")
+        flat = self._flats[WEIGHTS, unit] = self._tenant(self._ring(unit), layout.total, dtype, f"weights of unit {unit}")
         for bucket, first in layout.places:
             target = flat if len(layout.places) == 1 else self._stretch(flat, (bucket.numel,), first, "bucket")
             comm = Comm("all_gather", "dp", bucket.numel * DTYPE_BYTES[dtype], dtype, "dp")
@@ -226,6 +226,10 @@ class BlockShards:
             self.builder.emit(
                 self.phase, "AG", unit, piece, "dp", (shard,), (target,), comm=comm, after=after, priority=1
             )
+
+    def _ring(self, unit: int) -> str:
+        """The family of slots a unit is gathered into."""
+        return WEIGHTS
 
     def _stage(self, unit: int, bucket: Bucket, shard: int, after: tuple[int, ...]) -> int:
         """A shard kept on the host is copied to the device first, into a slot of its own ring."""

@@ -246,7 +246,7 @@ class _Reading:
     def _stretch(self, ref: int) -> tuple[int, int]:
         """The slot's tenant, and where in it a buffer begins."""
         buffer = self.block.buffers[ref]
-        self._need(buffer.slot is not None, f"{buffer.what} is in no slot")
+        self._need(buffer.slot is not None or buffer.base is None, f"{buffer.what} is in no slot")
         return tenant_of(self.block.buffers, ref), 0 if buffer.base is None else buffer.base[1]
 
     def _gradient(self, i: Instruction, value: Value, ref: int) -> None:
