@@ -121,9 +121,7 @@ class GroupShards(BlockShards):
         plan, elements = self.shards.plan, bucket.shard_numel
         staged = self._tenant(STAGED, elements, plan.precision, f"shard of unit {unit}")
         body = around.copied(elements, state_dtype(plan), plan.precision, passes=2)
-        self.builder.emit(
-            self.phase, "COPY", unit, "shard", "dp", (shard,), (staged,), body, after=after, priority=1
-        )
+        self.builder.emit(self.phase, "COPY", unit, "shard", "dp", (shard,), (staged,), body, after=after, priority=1)
         return staged
 
     def _copy_out(self, group: int) -> int:
@@ -139,7 +137,7 @@ class GroupShards(BlockShards):
         return self.builder.emit(self.phase, "COPY", group, "weights", "compute", (flat,), (target,), body)
 
     def _clear(self, unit: int) -> None:
-        """A new tenant for a group's gradients; what is added to starts from zero. The root's live beside the others'."""
+        """A new tenant for a group's gradients; what is added to starts from zero. The root's live beside others."""
         total, dtype = self.shards.gradients[unit].total, self.shards.plan.precision
         family = ROOT_GRADIENTS if len(self.shards.units[unit]) > 1 else GRADIENTS
         flat = self._flats[GRADIENTS, unit] = self._tenant(family, total, dtype, f"gradients of unit {unit}", slots=1)

@@ -96,8 +96,8 @@ def close_block(
     left: tuple[str, Buffer] | None,
 ) -> Block:
     """The end of the step. In-ports: `tail` (the last backward), `reduced` tokens of overlapped buckets and of
-    gradients already on the host, one payload for each send still out, and what the last reduction `left`. `loss`: the rank-wide buffer of the loss;
-    its statistics and their copy on the host follow it."""
+    gradients already on the host, one payload for each send still out, and what the last reduction `left`. `loss`: the
+    rank-wide buffer of the loss; its statistics and their copy on the host follow it."""
     builder = BlockBuilder("close")
     tail = -1 - builder.take("tail", "compute", None)
     sums = [name for name in reduced if not name.startswith(COPIED)]

@@ -49,7 +49,8 @@ class Part(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Something that outlives the block. `what`: weights | whole | gradients | fresh | loss | shard | send | receive | step."""
+    """Something that outlives the block. `what`: weights | whole | gradients | fresh | loss | shard | send | receive |
+    step."""
 
     what: str
     local: int

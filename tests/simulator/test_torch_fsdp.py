@@ -83,7 +83,7 @@ def test_products_write_gradients_afresh() -> None:
 
 
 def test_a_forward_runs_ahead_until_the_copy_out_of_the_group_before_the_last() -> None:
-    """Where compute is slow, layer k + 2 is copied in and gathered from the copy-out of layer k on, not from its end."""
+    """Where compute is slow, layer k + 2 is copied in and gathered from the copy-out of layer k on."""
     found = rows(FakeProfile(flops_per_s=1e11, issue_s=1e-9, bus_bytes_per_s=1e14, alpha_s=1e-9))
     starts = {layer: found["F", "COPY", layer + 2, "shard"][0] for layer in range(1, LAYERS - 1)}
     assert starts == pytest.approx({layer: found["F", "COPY", layer, "weights"][1] for layer in starts}, rel=1e-9)

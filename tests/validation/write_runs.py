@@ -1,4 +1,4 @@
-"""Writes every FSDP row that the scoreboard prices as a run file: `python -m tests.validation.write_runs`, from the root.
+"""Writes every FSDP row that the scoreboard prices as a run file: `python -m tests.validation.write_runs` at the root.
 
 A source is one run file, `runs/SOURCE.yaml`, with what its rows have in common, and `runs/SOURCE.csv` with what each
 row sets: `windtunnel forecast runs/SOURCE.yaml --set plan.micro_batch_size=2 …` is the row's forecast.
