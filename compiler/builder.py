@@ -94,9 +94,9 @@ class BlockBuilder:
         this block waits for that alone."""
         self._guards[slot] = self.take(name, stream, None)
 
-    def latest(self, slot: str) -> int:
-        """The last instruction of this block that touched a slot."""
-        access = self._access[slot]
+    def latest(self, place: int | str) -> int:
+        """The last instruction of this block that touched a buffer, or a slot by name."""
+        access = self._access[place]
         return max((-1 if access.writer is None else access.writer), *access.readers, -1)
 
     def port_of(self, buffer: int) -> int:

@@ -219,7 +219,7 @@ class CallPlacer:
         if block is None:
             block = self.b.close(list(self._reduced), streams)
         assert self._latest is not None  # a step computes
-        bound = self._reduced | {"tail": self._port(self._latest, "tail")}
+        bound = self._shards | self._reduced | {"tail": self._port(self._latest, "tail")}
         bound |= {f"sent.{i}": port for i, (_, port) in enumerate(left)}
         self._call(block, -1, bound)
         return list(self._reduced), streams

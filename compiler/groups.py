@@ -5,13 +5,13 @@
     COPY weights    out of the flat tensor, to where units read them: a slot that all groups share, or for what stays
                     gathered until the backward (the root; every group that is not resharded) a buffer of its own
     ZERO gradients  of what a backward adds to; products write their gradients afresh
-    COPY gradients  in the reduce type into another flat tensor, of which there is one
+    COPY gradients  in the reduce type into another flat tensor, once the one before is reduced and free
     RS gradients, ADD gradients   as in `compiler.shards`
 
 In forward a group is gathered when its turn comes, behind the launches of the group before: compute does not wait for
 what is issued, and the ring of two lets it run ahead until the copy out of the group before the last. In backward a
-group is gathered once the group behind it was copied out. The one flat tensor of gradients makes the copy into it wait
-for the reduction of the group before.
+group is gathered once the group behind it was copied out. Flat tensors of the root are apart, so that no layer's is as
+large; the one it is reduced in is freed by the next call.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from compiler.shards import GRADIENTS, REDUCED, STAGED, WEIGHTS, BlockShards, Sh
 from compiler.step import state_dtype
 from compiler.units import step as around
 from plan.implementations import engine
-from program import Bucket, Phase, Stream, rank_wide
+from program import Bucket, Buffer, Phase, Stream, rank_wide
 
-COPIED, ROOTS, SUMS = "shard.copied", "shard.root.gradients", "shard.sums"
+COPIED, SUMS, ROOT, ROOT_GRADIENTS = "shard.copied", "shard.sums", "shard.root", "shard.root.gradients"
+ROOT_SUMS = "shard.root.sums"  # an allocator's buffer, handed to the next call, which frees it
 
 
 def block_shards(
@@ -36,13 +37,19 @@ def block_shards(
     return kind(shards, builder, phase, order, last)
 
 
+def root_sums(shards: Shards) -> Buffer:
+    """The flat tensor in which the root's gradients are reduced: the largest, alive at the end of a backward alone."""
+    total = shards.gradients[min(shards.group.values())].total
+    return Buffer((total,), shards.plan.gradient_dtype, "gather", "sums of the root")
+
+
 class GroupShards(BlockShards):
     """Gathers, copies and reductions of one block, a group at a time."""
 
     WHOLE = COPIED
     LAST: Mapping[str, Stream] = {
-        WEIGHTS: "compute", COPIED: "compute", GRADIENTS: "compute", ROOTS: "compute", SUMS: "dp", REDUCED: "dp",
-        STAGED: "dp",
+        WEIGHTS: "compute", ROOT: "compute", COPIED: "compute", GRADIENTS: "compute", ROOT_GRADIENTS: "compute",
+        SUMS: "dp", REDUCED: "dp", STAGED: "dp",
     }  # fmt: skip
 
     def __init__(
@@ -51,6 +58,10 @@ class GroupShards(BlockShards):
         super().__init__(shards, builder, phase, order, last)
         self._entered: set[int] = set()
         self._last_unit = {shards.group[unit]: unit for unit in order}
+        self._copies: list[int] = []  # out of flat tensors
+        self._root_sums: int | None = None  # made here
+        self._reduction: int | None = None  # of the group before
+        self._left = builder.take(ROOT_SUMS, "dp", root_sums(shards)) if phase == "F" else None  # by the call before
 
     def begin(self, unit: int) -> None:
         """Before a group's first unit: copy the group out; in backward gather the next one and clear gradients."""
@@ -61,25 +72,39 @@ class GroupShards(BlockShards):
         copied: tuple[int, ...] = ()
         if group in self._order:
             if self._order.index(group) == self._gathered:
-                self._gather_next()
+                self._gather_next(tuple(self._copies[-2:-1]))  # no more than two flat tensors
             copied = (self._copy_out(group),)
+            self._copies += copied
+            if self._left is not None:
+                self.builder.discard(self._left, copied[0])  # whose gather stands behind the reduction
+                self._left = None
         if self.phase == "B":
             self._gather_next(copied)
             if self.shards.gradients[group].places:
                 self._clear(group)
 
     def end(self, unit: int) -> None:
-        """Behind a group's last unit: copy its gradients into the flat tensor and reduce them."""
+        """Behind a group's last unit: copy its gradients into a flat tensor and reduce them."""
         group = self.shards.group[unit]
         layout = self.shards.gradients[group]
         if self.phase != "B" or unit != self._last_unit[group] or not layout.places:
             return
-        plan = self.shards.plan
-        sums = self._tenant(SUMS, layout.total, plan.gradient_dtype, f"reduced gradients of unit {group}", slots=1)
-        source = (self._flats[GRADIENTS, group],)
-        body = around.copied(layout.total, plan.precision, plan.gradient_dtype)
-        self.builder.emit("B", "COPY", group, "gradients", "compute", source, (sums,), body)
-        self._reduce_all(group, sums)
+        plan, root = self.shards.plan, len(self.shards.units[group]) > 1
+        body = around.copied(layout.total, plan.precision, plan.gradient_dtype, made=root)
+        if root:
+            flat = self._root_sums = self.builder.buffer(root_sums(self.shards))
+        else:
+            flat = self._tenant(SUMS, layout.total, plan.gradient_dtype, f"sums of unit {group}", slots=1)
+        source, after = (self._flats[GRADIENTS, group],), () if self._reduction is None else (self._reduction,)
+        self.builder.emit("B", "COPY", group, "gradients", "compute", source, (flat,), body, after=after)
+        self._reduce_all(group, flat)
+        self._reduction = self.builder.latest(flat if root else f"{SUMS}.0")
+
+    def leave(self) -> None:
+        """Hand out what the next call must wait for, and what it frees."""
+        super().leave()
+        if self._root_sums is not None:
+            self.builder.give(ROOT_SUMS, self._root_sums, self._reduction)
 
     def _gather_next(self, after: tuple[int, ...] = ()) -> None:
         """Gather the next group of the block, if one is left."""
@@ -87,14 +112,16 @@ class GroupShards(BlockShards):
             self._gather(self._order[self._gathered], after)
             self._gathered += 1
 
+    def _ring(self, unit: int) -> str:
+        """Two flat tensors for layers, one for the root."""
+        return ROOT if len(self.shards.units[unit]) > 1 else WEIGHTS
+
     def _stage(self, unit: int, bucket: Bucket, shard: int, after: tuple[int, ...]) -> int:
         """The shard in the computing type: cast, then copied to where the gather takes it from."""
         plan, elements = self.shards.plan, bucket.shard_numel
         staged = self._tenant(STAGED, elements, plan.precision, f"shard of unit {unit}")
         body = around.copied(elements, state_dtype(plan), plan.precision, passes=2)
-        self.builder.emit(
-            self.phase, "COPY", unit, "shard", "dp", (shard,), (staged,), body, after=after, priority=1
-        )
+        self.builder.emit(self.phase, "COPY", unit, "shard", "dp", (shard,), (staged,), body, after=after, priority=1)
         return staged
 
     def _copy_out(self, group: int) -> int:
@@ -110,9 +137,9 @@ class GroupShards(BlockShards):
         return self.builder.emit(self.phase, "COPY", group, "weights", "compute", (flat,), (target,), body)
 
     def _clear(self, unit: int) -> None:
-        """A new tenant for a group's gradients; what is added to starts from zero. The root's live beside the others'."""
+        """A new tenant for a group's gradients; what is added to starts from zero. The root's live beside others."""
         total, dtype = self.shards.gradients[unit].total, self.shards.plan.precision
-        family = ROOTS if len(self.shards.units[unit]) > 1 else GRADIENTS
+        family = ROOT_GRADIENTS if len(self.shards.units[unit]) > 1 else GRADIENTS
         flat = self._flats[GRADIENTS, unit] = self._tenant(family, total, dtype, f"gradients of unit {unit}", slots=1)
         spans = self.shards.added(unit)
         views = tuple(self._stretch(flat, (end - first,), first, "gradients added to") for first, end in spans)

@@ -21,7 +21,6 @@ from plan.implementations import engine
 from plan.parallel import Plan
 from program import Param
 
-
 Kind = Literal["sharded", "replicated", "tied"]
 
 
@@ -63,8 +62,7 @@ def unit_buckets(units: Sequence[Sequence[Param]], kinds: Mapping[str, Kind], pl
     parts = [(kind, members, True, keeps or (rooted and at == 0)) for (at, kind), members in found.items()]
     parts += [(kind, members, False, False) for kind, members in whole.items()]
     return [
-        Members(_placed(members, index), kind, part, kept)
-        for index, (kind, members, part, kept) in enumerate(parts)
+        Members(_placed(members, index), kind, part, kept) for index, (kind, members, part, kept) in enumerate(parts)
     ]
 
 
@@ -107,8 +105,10 @@ def partition_rules(plan: Plan) -> dict[str, str]:
         )
     if partitions_weights(plan) and engine(plan).flat_copies:
         until = "until the backward" if engine(plan).keeps_gathered else "for backward again"
-        found["buckets"] = "one a layer, and the root: embedding and head; what every tensor-parallel rank holds is whole"
-        found["weights"] = f"gathered a group ahead, copied in and out of two flat tensors; the root once, layers {until}"
+        found["buckets"] = "one a layer, and the root: embedding and head; what all tensor-parallel ranks hold is whole"
+        found["weights"] = (
+            f"gathered a group ahead, copied in and out of two flat tensors; the root once, layers {until}"
+        )
     if plan.offload.optimizer != "none":
         found["optimizer"] = "stepped by the host, a bucket's weights copied back beside the next bucket's step"
     return found

@@ -92,7 +92,8 @@ class Shards:
         first: dict[str, bool] = {}  # whether what touches a gradient first writes it afresh
         for unit in sorted(self.units[group], key=lambda u: -u.number):
             for part in (part for part in unit.unit.backward if isinstance(part, Lines)):
-                afresh = {parameter(name, unit.number) for line in part.lines for name in line.args[2:] if name and line.op == "gemm_out"}
+                products = (line.args[2] for line in part.lines if line.op == "gemm_out")
+                afresh = {parameter(name, unit.number) for name in products if name}
                 for name in (n[2:] for n in part.writes if n.startswith("g:")):
                     first.setdefault(name, name in afresh)
         begins = {bucket.index: begin for bucket, begin in self.gradients[group].places}
@@ -215,7 +216,9 @@ class BlockShards:
     def _gather(self, unit: int, after: tuple[int, ...] = ()) -> None:
         layout, dtype = self._gathers[unit], self.shards.plan.precision
         after = after if self.shards.plan.communication.overlap else self.builder.tail("compute")
-        flat = self._flats[WEIGHTS, unit] = self._tenant(WEIGHTS, layout.total, dtype, f"weights of unit {unit}")
+        flat = self._flats[WEIGHTS, unit] = self._tenant(
+            self._ring(unit), layout.total, dtype, f"weights of unit {unit}"
+        )
         for bucket, first in layout.places:
             target = flat if len(layout.places) == 1 else self._stretch(flat, (bucket.numel,), first, "bucket")
             comm = Comm("all_gather", "dp", bucket.numel * DTYPE_BYTES[dtype], dtype, "dp")
@@ -226,6 +229,10 @@ class BlockShards:
             self.builder.emit(
                 self.phase, "AG", unit, piece, "dp", (shard,), (target,), comm=comm, after=after, priority=1
             )
+
+    def _ring(self, unit: int) -> str:
+        """The family of slots a unit is gathered into."""
+        return WEIGHTS
 
     def _stage(self, unit: int, bucket: Bucket, shard: int, after: tuple[int, ...]) -> int:
         """A shard kept on the host is copied to the device first, into a slot of its own ring."""

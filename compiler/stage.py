@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from compiler.groups import ROOT_SUMS, root_sums
 from compiler.halves import Handed, weight_block
 from compiler.held import Held
 from compiler.passes import backward_block, forward_block
@@ -138,5 +139,6 @@ class StageBlocks:
             sends,
             held.edges.carried(),
             held.optimizer,
+            (ROOT_SUMS, root_sums(held.shards)) if engine(held.plan).flat_copies else None,
         )
         return self._block("close", block)

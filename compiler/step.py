@@ -93,10 +93,11 @@ def close_block(
     sends: list[Stream],
     edge: Buffer,
     optimizer: AdamNumbers,
+    left: tuple[str, Buffer] | None,
 ) -> Block:
     """The end of the step. In-ports: `tail` (the last backward), `reduced` tokens of overlapped buckets and of
-    gradients already on the host, and one payload for each send still out. `loss`: the rank-wide buffer of the loss;
-    its statistics and their copy on the host follow it."""
+    gradients already on the host, one payload for each send still out, and what the last reduction `left`. `loss`: the
+    rank-wide buffer of the loss; its statistics and their copy on the host follow it."""
     builder = BlockBuilder("close")
     tail = -1 - builder.take("tail", "compute", None)
     sums = [name for name in reduced if not name.startswith(COPIED)]
@@ -106,6 +107,8 @@ def close_block(
         int(name.removeprefix(COPIED)): -1 - builder.take(name, "d2h", None) for name in reduced if name not in sums
     }
     payloads = [builder.take(f"sent.{i}", stream, edge) for i, stream in enumerate(sends)]
+    if left is not None:
+        payloads.append(builder.take(left[0], "dp", left[1]))
     _sum_gradients(close)
     _sum_statistics(close, loss, has_head)
     done = _step_all(close, loss, copied)

@@ -1,5 +1,5 @@
-"""Engines that partition gradients or parameters, as the forecast knows them: in the granularity of our own ZeRO-2
-and ZeRO-3.
+"""Engines that partition gradients or parameters, as the forecast knows them: DeepSpeed's in the granularity of our own
+ZeRO-2 and ZeRO-3, torch's FSDP2 as implementation torch-fsdp.
 
 What is partitioned, when it is gathered and reduced, and what crosses to the host are the same (DeepSpeed's ZeRO-2
 all-reduces, and so does its forecast, `plan.implementations.deepspeed`); how far ahead and in what portions differs.
@@ -53,10 +53,16 @@ def deepspeed(plan: dict[str, Any], section: object, ledger: Ledger) -> None:
 
 
 def fsdp(plan: dict[str, Any], engine: str, ledger: Ledger) -> None:
-    """torch's FSDP in `plan`: ZeRO-3, a layer at a time, as ours is."""
-    plan["implementation"] = "windtunnel"
+    """torch's FSDP2 in `plan`; with state in host memory it is our own ZeRO-3, a layer at a time too."""
+    if plan.get("offload"):
+        plan["implementation"] = "windtunnel"
+        ledger.warn(
+            f"{engine} with state in host memory is forecast as implementation windtunnel: copies in and out of flat "
+            f"buffers are not made, and embedding and head are gathered apart{LAYERS}"
+        )
+        return
+    plan["implementation"] = "torch-fsdp"
     ledger.warn(
-        f"{engine} is forecast as implementation windtunnel with ZeRO-3: a layer gathered one layer ahead in both"
-        " directions and reduced after its backward; the head is gathered again for backward, which FSDP2 leaves"
-        f" gathered; copies in and out of flat buffers are not made{LAYERS}"
+        f"{engine} is forecast as implementation torch-fsdp: a group a layer, and one of embedding and head, the root, "
+        f"which stays gathered until its backward; {engine} has groups of their own for these two{LAYERS}"
     )

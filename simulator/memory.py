@@ -44,8 +44,8 @@ SMALL, MIDDLE, TEMPORARY = -1, -2, -3  # size classes that share segments
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Bytes at a stage's peak. `parts` sum to `peak_allocated_bytes`; `framework` is what rounding adds, and what another
-    project's kernels hold beyond the program; `where` is the instruction."""
+    """Bytes at a stage's peak. `parts` sum to `peak_allocated_bytes`; `framework` is what rounding adds and what
+    another project's kernels hold beyond the program. `where` is the instruction."""
 
     stage: int
     peak_allocated_bytes: int

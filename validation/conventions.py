@@ -33,6 +33,7 @@ LLAMA: Mapping[str, Any] = {"activation": "swiglu", "norm": "rmsnorm", "position
 MPT: Mapping[str, Any] = {**GPT, "dropout": 0.0, "attention_dropout": 0.0}
 
 MEGATRON: Mapping[str, Any] = {"implementation": "megatron", "attention": "unfused"}
+# FSDP1's flat parameters are gathered to where modules read them, two at most: our own ZeRO-3. FSDP2 copies them out.
 FSDP: Mapping[str, Any] = {"implementation": "windtunnel", "attention": "flash"}
 
 
@@ -182,8 +183,8 @@ CONVENTIONS: tuple[Convention, ...] = (
         name="torchtitan",
         matches=("torchtitan", ""),
         family=LLAMA,
-        plan=FSDP,
-        why="FSDP2, read as ZeRO-3 of our own.",
+        plan={**FSDP, "implementation": "torch-fsdp"},
+        why="FSDP2.",
     ),
     Convention(
         name="fms-fsdp",

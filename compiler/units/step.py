@@ -49,9 +49,12 @@ def cleared(elements: tuple[int, ...], dtype: str) -> Body:
 
 
 @lru_cache(maxsize=64)
-def copied(elements: int, source: str, target: str, passes: int = 1) -> Body:
-    """A flat tensor, [its copy], converted. In two `passes` it is cast first, where there is something to cast."""
+def copied(elements: int, source: str, target: str, passes: int = 1, made: bool = False) -> Body:
+    """A flat tensor, [its copy], converted. In two `passes` it is cast first, where there is something to cast. `made`:
+    the copy is a new tensor."""
     tensors = [Tensor("x", (elements,), source), Tensor("y", (elements,), target), Tensor("t", (elements,), target)]
+    if made:
+        return _body(tensors, "x", "y", apply("cast", "x", "y", dtype=target))
     if passes == 1 or source == target:
         return _body(tensors, "x y", "y", apply("copy", "y x"))
     lines = apply("cast", "x", "t", dtype=target), apply("copy", "y t")

@@ -4,8 +4,9 @@ Read in pytorch `torch/distributed/fsdp/_fully_shard/{_fsdp_param_group,_fsdp_co
 
 * a group of parameters a block, and one of what is left, embedding and head: the root, which is gathered first and not
   resharded before its backward (`_lazy_init`);
-* `zero_stage: 3` is `reshard_after_forward=True`, `zero_stage: 2` is False: then a group stays gathered until its
-  backward. After a backward it is resharded in both, so every micro-batch gathers it again;
+* `zero_stage: 3` is `reshard_after_forward=True`; `zero_stage: 2`, or 3 with `zero.reshard: false`, is False: then a
+  group stays gathered until its backward. After a backward it is resharded in both, so every micro-batch gathers it
+  again;
 * a rank's shards are the optimizer's own (fp32). To gather a group they are cast into one flat tensor and copied into
   their stretch of another (`_get_param_all_gather_inputs`, `all_gather_copy_in`); what comes is copied out into tensors
   of their own (`split_with_sizes_copy`), on the compute stream;
@@ -39,7 +40,7 @@ def _engine(plan: Plan) -> Engine:
         later_bucket_bytes=bucket_bytes(plan),
         sharded_optimizer=zero_shards(plan),
         root_group=sharded,
-        keeps_gathered=sharded and plan.zero_stage == 2,
+        keeps_gathered=sharded and (plan.zero_stage == 2 or not plan.zero.reshard),
         flat_copies=sharded,
         overlaps_gradients=not sharded,
         offloads=False,

@@ -40,7 +40,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature("plan.zero.live", lambda run: _gathers(run).live, (None,), "live: auto, which is two units"),
     Feature(
         "plan.zero.reshard",
-        lambda run: _gathers(run).reshard,
+        lambda run: _gathers(run).reshard or engine(run.plan).keeps_gathered,
         (True,),
         lambda run: _kept_weights(run.plan),
     ),
@@ -153,7 +153,7 @@ def _parameters_instead(plan: Plan) -> str:
 
 
 def _kept_weights(plan: Plan) -> str:
-    """The stage that keeps weights gathered, of those that a pipeline admits."""
+    """The stage that keeps weights gathered, of those that a pipeline admits (FSDP2 keeps them with reshard false)."""
     if plan.pipeline_parallel > 1:
         return "zero_stage: 1, the highest that a pipeline admits, which keeps the weights whole"
     return "zero_stage: 2, which keeps the weights from forward to backward and for all micro-batches"

@@ -49,7 +49,8 @@ class Part(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Something that outlives the block. `what`: weights | whole | gradients | fresh | loss | shard | send | receive | step."""
+    """Something that outlives the block. `what`: weights | whole | gradients | fresh | loss | shard | send | receive |
+    step."""
 
     what: str
     local: int
@@ -246,7 +247,7 @@ class _Reading:
     def _stretch(self, ref: int) -> tuple[int, int]:
         """The slot's tenant, and where in it a buffer begins."""
         buffer = self.block.buffers[ref]
-        self._need(buffer.slot is not None, f"{buffer.what} is in no slot")
+        self._need(buffer.slot is not None or buffer.base is None, f"{buffer.what} is in no slot")
         return tenant_of(self.block.buffers, ref), 0 if buffer.base is None else buffer.base[1]
 
     def _gradient(self, i: Instruction, value: Value, ref: int) -> None:

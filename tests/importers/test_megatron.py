@@ -56,7 +56,7 @@ def plan_of(folder: Path, flags: str, **request: Any) -> dict[str, Any]:
             {"offload": {"optimizer": "cpu", "fraction": 0.5}},
         ),
         ("--context-parallel-size 2", {"context_parallel": 2}),
-        ("--use-torch-fsdp2", {"implementation": "windtunnel", "zero_stage": 3}),
+        ("--use-torch-fsdp2", {"implementation": "torch-fsdp", "zero_stage": 3}),
         ("--global-batch-size 64", {"global_batch_size": 64}),
     ],
 )

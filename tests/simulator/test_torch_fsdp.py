@@ -33,8 +33,8 @@ def test_bytes_a_micro_batch_moves(microbatches: int) -> None:
     """The root is gathered once, a layer for each direction (`zero_stage: 3`) or once (2); all is reduced in fp32."""
     n = numbers(made())
     root = made().classes[0].buckets[0].numel
-    for stage, gathered in ((3, 2 * n - root), (2, n)):
-        found = moved(made(microbatches, zero_stage=stage))
+    for stage, reshard, gathered in ((3, True, 2 * n - root), (2, True, n), (3, False, n)):
+        found = moved(made(microbatches, zero_stage=stage, zero={"reshard": reshard}))
         assert found == {"reduce_scatter": 4 * n * microbatches, "all_gather": 2 * gathered * microbatches}
 
 
@@ -83,9 +83,9 @@ def test_products_write_gradients_afresh() -> None:
 
 
 def test_a_forward_runs_ahead_until_the_copy_out_of_the_group_before_the_last() -> None:
-    """Where compute is slow, layer k + 2 is gathered from the copy-out of layer k on, not from its end."""
+    """Where compute is slow, layer k + 2 is copied in and gathered from the copy-out of layer k on."""
     found = rows(FakeProfile(flops_per_s=1e11, issue_s=1e-9, bus_bytes_per_s=1e14, alpha_s=1e-9))
-    starts = {layer: found["F", "AG", layer + 2, "weights"][0] for layer in range(1, LAYERS - 1)}
+    starts = {layer: found["F", "COPY", layer + 2, "shard"][0] for layer in range(1, LAYERS - 1)}
     assert starts == pytest.approx({layer: found["F", "COPY", layer, "weights"][1] for layer in starts}, rel=1e-9)
     assert all(start < found["F", "F", layer, "attn.core"][0] for layer, start in starts.items())
 
