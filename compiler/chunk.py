@@ -1,7 +1,7 @@
 """Emits the units of one chunk into a block: their steps in order, each name turned into the buffer behind it.
 
-`Scope` maps a unit's tensor names to buffers; `w:`, `g:` and `s:` names are rank-wide (`StageNames`), or partitioned
-(`Partitioned`).
+`Scope` maps a unit's tensor names to buffers; `w:`, `g:`, `s:` and `c:` names are rank-wide (`StageNames`), or
+partitioned (`Partitioned`).
 """
 
 from __future__ import annotations
@@ -29,13 +29,16 @@ class StageNames:
     weights: dict[str, int]
     gradients: dict[str, int]
     loss: int
+    tables: dict[str, int]
     bucket_of: dict[str, int]
 
     def ref(self, name: str) -> int:
-        """Reference of a `w:`, `g:` or `s:` name."""
+        """Reference of a `w:`, `g:`, `s:` or `c:` name."""
         kind, _, rest = name.partition(":")
         if kind == "s":
             return rank_wide(self.loss)
+        if kind == "c":
+            return rank_wide(self.tables[name])
         return rank_wide(self.weights[rest] if kind == "w" else self.gradients[rest])
 
 

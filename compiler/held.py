@@ -50,10 +50,13 @@ class Held:
         self.parameters = self._parameters()
         self.shards = Shards(plan, self.parameters, self.rings, self.chunks)
         self.scalars = len(self.parameters.buffers)  # loss, then stats
+        fixed = (*self.parameters.buffers, *self._numbers())
+        self.fixed = (*fixed, *self._tables())
         self.names = StageNames(
             self.parameters.weight_ref,
             self.parameters.fresh_ref,
             self.scalars,
+            {table.what: len(fixed) + i for i, table in enumerate(self.fixed[len(fixed) :])},
             {p.name: p.bucket for p in self.parameters.params},
         )
 
@@ -138,8 +141,19 @@ class Held:
         return [b for b in found if not self.parameters.buckets[b].weights_sharded]
 
     def buffers(self) -> tuple[Buffer, ...]:
-        """Rank-wide buffers: flats and views, loss and stats, fixed slots."""
+        """Rank-wide buffers: flats and views, loss and stats, constant tables, fixed slots."""
+        return (*self.fixed, *self.rings.buffers())
+
+    def _numbers(self) -> tuple[Buffer, ...]:
+        """The running loss, the statistics of a step, and these on the host where it steps."""
         scalars = (Buffer((1,), self.e.stat, "work", "loss"), Buffer((2,), self.e.stat, "work", "stats"))
         hosted = self.plan.offload.optimizer != "none"
         host = (Buffer((2,), self.e.stat, "host", "stats on the host"),) if hosted else ()
-        return (*self.parameters.buffers, *scalars, *host, *self.rings.buffers())
+        return (*scalars, *host)
+
+    def _tables(self) -> tuple[Buffer, ...]:
+        """Constant tables that units read, each once."""
+        units = [plan.unit for chunk in self.chunks for plan in chunk]
+        names = ((n, u) for u in units for part in (*u.forward, *u.backward) for n in part.reads)
+        read = {n: u.tensors[n] for n, u in names if n.startswith("c:")}
+        return tuple(Buffer(t.dims, t.dtype, t.pool, name, make=t.make) for name, t in read.items())

@@ -178,7 +178,7 @@ class BlockShards:
     def ref(self, unit: int, name: str) -> int | None:
         """The buffer of a `w:` or `g:` name while `unit` computes; None when every rank holds it whole."""
         kind, _, param_name = name.partition(":")
-        if kind == "s":
+        if kind in "sc":
             return None
         param = self.shards.params[param_name]
         bucket = self.shards.buckets[param.bucket]

@@ -90,8 +90,8 @@ def merge_heads(o: Tensor, batch: int | None = None) -> Tensor:
 
 
 def alibi_scores(table: Tensor, like: Tensor, batch: int) -> Tensor:
-    """The bias (n, s, s) of every sample: (b·n, s, s) in the type of `like`."""
-    return table.to(like.dtype).repeat(batch, 1, 1)
+    """The bias (n, 1, s) of every sample and row: (b·n, s, s) in the type of `like`."""
+    return table.to(like.dtype).expand(-1, table.shape[-1], -1).repeat(batch, 1, 1)
 
 
 def alibi_add(scores: Tensor, table: Tensor) -> Tensor:

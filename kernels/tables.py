@@ -40,6 +40,13 @@ def alibi(dims: tuple[int, ...], heads: int, first: int, scale: float) -> Tensor
     return slopes[:, None, None] * (place[None, None, :] - place[None, :, None]) / scale
 
 
+def alibi_rows(dims: tuple[int, ...], heads: int, first: int, scale: float) -> Tensor:
+    """(n, 1, s): slope · key over `scale`: `alibi` but for what is the same all along a row."""
+    count, _, seq = dims
+    place = torch.arange(seq, dtype=torch.float64)
+    return alibi_slopes(heads)[first : first + count, None, None] * place / scale
+
+
 def rope_angles(dims: tuple[int, ...], theta: float, scaling: Scaling | None = None) -> Tensor:
     """(s, d/2) fp64 rotary angles, frequencies stretched as `scaling` asks: (kind, factor, low and high frequency
     factors, original positions)."""
@@ -61,6 +68,7 @@ def _scaled(frequency: Tensor, scaling: Scaling | None) -> Tensor:
 
 TABLES: dict[str, Callable[..., Tensor]] = {
     "alibi": alibi,
+    "alibi_rows": alibi_rows,
     "rope_cos": lambda dims, **given: rope_angles(dims, **given).cos(),
     "rope_sin": lambda dims, **given: rope_angles(dims, **given).sin(),
 }

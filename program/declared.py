@@ -2,8 +2,8 @@
 
 A value is named within its unit and micro-batch. Four names cross units: `in` and `out` are the residual stream as the
 unit takes and leaves it, `d.out` and `d.in` the gradients of the two. A tensor that was changed in place is another
-value (`logits'1`). `w:` and `g:` are a parameter and its gradient (`@` stands for the layer), `s:` the rank's sums.
-Instructions of one kind share one `Values`, whatever their layer.
+value (`logits'1`). `w:` and `g:` are a parameter and its gradient (`@` stands for the layer), `s:` the rank's sums,
+`c:` a constant table. Instructions of one kind share one `Values`, whatever their layer.
 """
 
 from __future__ import annotations

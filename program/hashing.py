@@ -67,7 +67,7 @@ def _rank_program(stage: RankProgram, blocks: dict[int, bytes], bodies: dict[int
     digest.update(_bytes(len(stage.calls)))
     for column in columns(stage.calls):
         digest.update(column.astype(column.dtype.newbyteorder("<")).tobytes())
-    buffers, params, buckets = map(_BUFFER, stage.buffers), map(_PARAM, stage.params), map(_bucket, stage.buckets)
+    buffers, params, buckets = map(_buffer, stage.buffers), map(_PARAM, stage.params), map(_bucket, stage.buckets)
     digest.update(_bytes((stage.stage, list(buffers), list(params), list(buckets))))
     return digest.digest()
 
@@ -78,11 +78,16 @@ def _bucket(bucket: Bucket) -> tuple[Any, ...]:
     return fields if bucket.whole_buffer >= 0 else fields[:-1]
 
 
+def _buffer(buffer: Buffer) -> tuple[Any, ...]:
+    *values, make = _BUFFER(buffer)
+    return *values, None if make is None else repr(make)
+
+
 def _block(block: Block, bodies: dict[int, bytes]) -> bytes:
     content = (
         block.name,
         [_instruction(i, bodies) for i in block.instructions],
-        [_BUFFER(b) for b in block.buffers],
+        [_buffer(b) for b in block.buffers],
         [_PORT_IN(p) for p in block.ports_in],
         [_PORT_OUT(p) for p in block.ports_out],
         block.net_bytes,

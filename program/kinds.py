@@ -15,6 +15,8 @@ Role = Literal["tp", "dp", "pp_next", "pp_prev", "embed", "model", "world"]
 CommOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "recv", "exchange"]
 
 Reduce = Literal["", "sum", "max"]
+Made = tuple[str, tuple[tuple[str, object], ...]]
+"""The generator of a constant table, and the numbers it is given."""
 
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "int32": 4, "uint8": 1}
 

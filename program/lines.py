@@ -17,10 +17,9 @@ from hashlib import blake2b
 
 from program.declared import At, Values
 from program.kernel import KernelCall
-from program.kinds import DTYPE_BYTES, CommOp, Phase, Pool, Reduce, numel
+from program.kinds import DTYPE_BYTES, CommOp, Made, Phase, Pool, Reduce, numel
 
 Dims = tuple[int, ...]
-Made = tuple[str, tuple[tuple[str, object], ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,7 @@ class Body:
     """What one instruction computes, by position: tensors 0 … arguments − 1 are given, others are made.
 
     A line is (operator, arguments, results, given); −1 stands for none. `views[i]` makes tensor i a view (base, dims,
-    strides, offset), `tables[i]` a constant. An instruction that reads fewer tensors than `arguments` fills the rest,
+    strides, offset). An instruction that reads fewer tensors than `arguments` fills the rest,
     which are places it writes. `results` are handed out, in order. `calls` is what is priced.
     """
 
@@ -151,14 +150,13 @@ class Body:
     arguments: int
     results: tuple[int, ...]
     views: tuple[tuple[int, View], ...] = ()
-    tables: tuple[tuple[int, tuple[Made, Dims, str]], ...] = ()
     calls: tuple[KernelCall, ...] = ()
     transient_bytes: int = 0
     seal: str = ""  # of what was declared: a body that was edited since is not that of its unit
 
     def sealed(self) -> str:
         """What its seal should be."""
-        content = (self.lines, self.arguments, self.results, self.views, self.tables, self.calls, self.transient_bytes)
+        content = (self.lines, self.arguments, self.results, self.views, self.calls, self.transient_bytes)
         return blake2b(repr(content).encode(), digest_size=8).hexdigest()
 
 
@@ -231,7 +229,7 @@ def touched(lines: Iterable[Apply], tensors: Mapping[str, Tensor]) -> tuple[tupl
     read: dict[str, None] = {}
     for line in lines:
         for name in (owner(n, tensors) for n in line.args if n is not None):
-            if name not in made and tensors[name].make is None:
+            if name not in made:
                 read[name] = None
         made |= dict.fromkeys(n for n in line.results if n is not None)
     return tuple(read), tuple(made)
@@ -259,10 +257,9 @@ def body_of(
     calls: tuple[KernelCall, ...],
     transient_bytes: int,
 ) -> Body:
-    """The lines by position: `arguments` first, then views, tables and what is made, in order of first use."""
+    """The lines by position: `arguments` first, then views and what is made, in order of first use."""
     place = {name: index for index, name in enumerate(arguments)}
     views: list[tuple[int, View]] = []
-    tables: list[tuple[int, tuple[Made, Dims, str]]] = []
 
     def index(name: str | None) -> int:
         if name is None:
@@ -273,11 +270,9 @@ def body_of(
             place[name] = len(place)
             if tensor.window is not None:
                 views.append((place[name], (base, tensor.dims, tensor.window.strides, tensor.window.offset)))
-            if tensor.make is not None:
-                tables.append((place[name], (tensor.make, tensor.dims, tensor.dtype)))
         return place[name]
 
     rows = tuple((line.op, tuple(map(index, line.args)), tuple(map(index, line.results)), line.given) for line in lines)
     handed = tuple(map(index, results))
-    body = Body(rows, len(arguments), handed, tuple(views), tuple(tables), calls, transient_bytes)
+    body = Body(rows, len(arguments), handed, tuple(views), calls, transient_bytes)
     return replace(body, seal=body.sealed())

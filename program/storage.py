@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from program.kinds import DTYPE_BYTES, Pool, numel
+from program.kinds import DTYPE_BYTES, Made, Pool, numel
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,8 @@ class Bucket:
 class Buffer:
     """One tensor a rank holds. `slot` names a fixed place shared by successive tenants (None: the caching allocator);
     `base` = (rank-wide buffer, offset in elements) makes it a view; with a slot it is a view of the local buffer
-    `base[0]`, the slot's tenant."""
+    `base[0]`, the slot's tenant. `make` is the generator of a constant table, which is filled once, before the first
+    step."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -86,6 +87,7 @@ class Buffer:
     what: str
     slot: str | None = None
     base: tuple[int, int] | None = None
+    make: Made | None = None
 
     @property
     def bytes(self) -> int:

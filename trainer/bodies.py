@@ -31,6 +31,9 @@ class Bodies:
         self._linked: dict[tuple[int, str], Linked] = {}
         self._distinct: dict[tuple[Body, str], Linked] = {}
         self._constants: dict[int, int] = {}
+        for place, buffer in enumerate(storage.program.buffers):
+            if buffer.make is not None:
+                storage.tensor(place).copy_(context.table(buffer))
 
     def linked(self, body: Body, device_type: str) -> Linked:
         """The function of a body on a kind of device (what the host steps runs on the host)."""

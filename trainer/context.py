@@ -18,11 +18,11 @@ import torch
 from kernels.random import DropoutSlot, stream_key_words
 from kernels.reference_layer import Mask
 from kernels.tables import table
-from program import RankProgram, Role, StepProgram
+from program import Buffer, RankProgram, Role, StepProgram
 from program.lines import Draw, Step
 from trainer.feed import Batches, Feed
 from trainer.job import Job
-from trainer.link import Bound, Host, Standing, Table
+from trainer.link import Bound, Host, Standing
 
 Tensor = torch.Tensor
 T = TypeVar("T")
@@ -127,12 +127,17 @@ class RankContext:
             self.keys.copy_(torch.tensor(words, dtype=torch.int64))
         return state
 
+    def table(self, buffer: Buffer) -> Tensor:
+        """The constant table that a buffer holds, as this rank has it."""
+        assert buffer.make is not None
+        name, given = buffer.make
+        numbers = {key: self.standing.number(value) for key, value in given}
+        return table(name, buffer.shape, buffer.dtype, self.device, **numbers)
+
     # --- what a body is bound to
 
     def bound(self, what: Bound, micro: int, unit: int) -> object:
         """What stands behind something bound, for an instruction of a micro-batch and unit."""
-        if isinstance(what, Table):
-            return self._kept(what, lambda: table(what.name, what.dims, what.dtype, self.device, **dict(what.given)))
         if isinstance(what, Step):
             return self._kept(what, lambda: self.numbers[("lr", "step").index(what.name)])
         if isinstance(what, Draw):

@@ -7,7 +7,7 @@
 The source is straight-line Python, so that an instruction costs the host no more than the calls it is made of, and what
 runs can be read. Views are constant `as_strided`; a name is set to None after its last use, so that what a line made
 lives no longer than the program says. Numbers that follow from where this rank stands are literals. What differs
-between instructions of one body (tables, draws, numbers of the step, the host's own work) is `bound`: arguments after
+between instructions of one body (draws, numbers of the step, the host's own work) is `bound`: arguments after
 the tensors, in the order of `linked.bound`.
 """
 
@@ -25,16 +25,6 @@ HOST = frozenset(("load", "read"))
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """A constant table by its generator."""
-
-    name: str
-    given: tuple[tuple[str, object], ...]
-    dims: tuple[int, ...]
-    dtype: str
-
-
-@dataclass(frozen=True, slots=True)
 class Host:
     """An operator of the host with what it is given."""
 
@@ -42,7 +32,7 @@ class Host:
     given: tuple[tuple[str, object], ...]
 
 
-Bound = Table | Draw | Step | Host
+Bound = Draw | Step | Host
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +100,7 @@ class _Writer:
         self.body, self.standing = body, standing
         self.bound: list[Bound] = []
         self.rows: list[str] = []
-        self._views, self._tables = dict(body.views), dict(body.tables)
+        self._views = dict(body.views)
         self._named: dict[int, str] = {i: f"t{i}" for i in range(body.arguments)}
         self._last = self._last_uses()
 
@@ -156,13 +146,8 @@ class _Writer:
         if tensor < 0:
             return "None"
         if tensor not in self._named:
-            self._named[tensor] = self._table(tensor) if tensor in self._tables else self._view(tensor)
+            self._named[tensor] = self._view(tensor)
         return self._named[tensor]
-
-    def _table(self, tensor: int) -> str:
-        (name, given), dims, dtype = self._tables[tensor]
-        numbers = tuple((key, self.standing.number(value)) for key, value in given)
-        return self._bind(Table(name, numbers, dims, dtype))
 
     def _view(self, tensor: int) -> str:
         base, dims, strides, offset = self._views[tensor]
@@ -183,8 +168,8 @@ class _Writer:
         return repr(self.standing.number(value))
 
     def _let_go(self, index: int) -> None:
-        """What the line used last is let go, unless it is an argument, a table or handed out."""
-        kept = {*range(self.body.arguments), *self._tables, *self.body.results}
+        """What the line used last is let go, unless it is an argument or handed out."""
+        kept = {*range(self.body.arguments), *self.body.results}
         last = index == len(self.body.lines) - 1
         gone = [i for i, line in self._last.items() if line == index and i in self._named and i not in kept]
         if gone and not last:

@@ -18,12 +18,11 @@ from dataclasses import dataclass, replace
 from compiler.units.declare import declared
 from compiler.units.shape import UnitShape
 from program.declared import At
-from program.kinds import CommOp, Phase, Pool, Reduce
+from program.kinds import CommOp, Made, Phase, Pool, Reduce
 from program.lines import (
     Apply,
     Dims,
     Lines,
-    Made,
     Move,
     Offset,
     Part,

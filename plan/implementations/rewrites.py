@@ -171,13 +171,18 @@ def _bias_in_product(lines: Lined, names: Names) -> Lined:
     (scores, table), (queries, keys) = bias.args, product.args
     assert scores is not None
     assert table is not None
-    batch = names.tensors[scores].dims[0] // names.tensors[table].dims[0]
-    rows = apply("alibi_scores", f"{table} {queries}", scores, batch=batch)
+    square = names.tensors[table]
+    heads, _, keys_ = square.dims
+    assert square.make is not None
+    slopes = replace(square, name=f"{table}.rows", dims=(heads, 1, keys_), make=("alibi_rows", square.make[1]))
+    names.tensors[slopes.name] = slopes
+    rows = apply("alibi_scores", f"{slopes.name} {queries}", scores, batch=names.tensors[scores].dims[0] // heads)
     return rows, Apply("bmm_add", (scores, queries, keys), (), product.given)
 
 
 ALIBI_IN_PRODUCT = Rewrite(("bmm", "alibi_add"), _bias_in_product)
-"""Megatron-DeepSpeed's ALiBi: a baddbmm on the bias, whose rows are written over the square first."""
+"""Megatron-DeepSpeed's ALiBi: a baddbmm on the bias, a row a head, which is written over the square first. It leaves
+out what is the same all along a row of scores, and so makes no difference to their softmax."""
 
 
 # ---------------------------------------------------------------- our head by fused kernels

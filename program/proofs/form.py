@@ -162,7 +162,7 @@ def _of_lines(instruction: Instruction) -> Iterator[str]:
     lines = instruction.lines
     if lines is None:
         return
-    made = set(range(lines.arguments)) | {index for index, _ in (*lines.views, *lines.tables)}
+    made = set(range(lines.arguments)) | {index for index, _ in lines.views}
     for op, arguments, results, _ in lines.lines:
         if not all(index == -1 or index in made for index in arguments):
             yield f"runs {op} on a tensor that nothing has made"

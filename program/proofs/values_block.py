@@ -141,6 +141,10 @@ class _Reading:
                 self._ask(Held(identity(value.name, i.unit), value.at), ref)
             elif value.name[0] == "w":
                 self._weight(parameter(value.name, i.unit), ref)
+            elif value.name[0] == "c":
+                table = self._buffer(ref)
+                there = ref < 0 and table.make is not None and table.what == value.name
+                self._need(there, f"the table {value.name[2:]} is asked for in {table.what}")
         if i.comm is not None:
             self._communicate(i, i.comm, values.reads, values.writes)
         else:

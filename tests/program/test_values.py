@@ -137,3 +137,19 @@ def test_an_edited_body_is_not_the_declared_one() -> None:
     assert i.lines is not None
     lines = replace(i.lines, lines=i.lines.lines[1:])
     refused(edit.with_instruction(program, *place, replace(i, lines=lines)), "not those that were declared")
+
+
+def test_a_constant_table_is_read_where_it_lies() -> None:
+    program = compiled(LLAMA)
+    place = next(p for p in places(program, is_("F", "attn.core")))
+    i = at(program, place)
+    assert i.values is not None
+    tables = [k for k, value in enumerate(i.values.reads) if value.name.startswith("c:")]
+    names = [program.classes[0].buffers[-1 - i.reads[k]].what for k in tables]
+    assert names == [i.values.reads[k].name for k in tables]
+    assert len(names) == len(set(names)) == 2  # once for all layers
+    reads = list(i.reads)
+    reads[tables[0]], reads[tables[1]] = reads[tables[1]], reads[tables[0]]
+    refused(
+        edit.with_instruction(program, *place, replace(i, reads=tuple(reads))), "the table cos is asked for in c:sin"
+    )

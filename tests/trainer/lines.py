@@ -10,8 +10,9 @@ import torch
 from compiler import compile_run
 from kernels import registry
 from kernels.registry_inputs import DTYPES
+from kernels.tables import table
 from plan.run import Run
-from program.lines import Lines, Tensor, Unit
+from program.lines import Lines, Offset, Tensor, Unit
 from tests.compiler.test_units import units
 from tests.trainer.ranks import GPT, LLAMA, make_run
 from trainer.bodies import Bodies
@@ -59,7 +60,12 @@ class Lined:
 
 
 def filled(tensor: Tensor, run: Run) -> torch.Tensor:
-    """Random contents of a tensor; token ids are within the vocabulary, gradients and the loss are zero."""
+    """Random contents of a tensor; token ids are within the vocabulary, gradients and the loss are zero, tables are
+    rank 0's."""
+    if tensor.make is not None:
+        name, given = tensor.make
+        numbers = {key: 0 if isinstance(value, Offset) else value for key, value in given}
+        return table(name, tensor.dims, tensor.dtype, "cpu", **numbers)
     if tensor.dtype == "int64":
         return torch.randint(run.model.vocab, tensor.dims)
     if tensor.name[:2] in ("g:", "s:"):
