@@ -29,6 +29,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "recompute": {"tensor_parallel": 2, "sequence_parallel": True, "recompute": "selective"},
     "zero2": {"data_parallel": 2, "zero_stage": 2},
     "zero3": {"data_parallel": 2, "zero_stage": 3},
+    "fsdp": {"data_parallel": 2, "zero_stage": 3, "implementation": "torch-fsdp"},
+    "fsdp-kept": {"data_parallel": 2, "zero_stage": 2, "implementation": "torch-fsdp"},
     "zero3-offload": {
         "data_parallel": 2,
         "zero_stage": 3,
@@ -38,7 +40,13 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 LAYOUTS |= {f"{name}-one-sequence": LAYOUTS[name] | {"micro_batch_size": 1} for name in ("tp2", "tp2-pp2", "zero3")}
-CASES = [*((layout, "fp32") for layout in LAYOUTS), ("tp2-sp", "bf16"), ("zero1-dp2-pp2", "bf16"), ("zero3", "bf16")]
+CASES = [
+    *((layout, "fp32") for layout in LAYOUTS),
+    ("tp2-sp", "bf16"),
+    ("zero1-dp2-pp2", "bf16"),
+    ("zero3", "bf16"),
+    ("fsdp", "bf16"),
+]
 
 
 @pytest.mark.parametrize("model", [LLAMA, GPT], ids=["llama", "gpt"])
