@@ -26,9 +26,10 @@ FILLED = {"COPY": 1, "NORM": 1, "D2H": 1, "H2D": 1}  # tensors that are written 
 
 
 def made_afresh(i: Instruction) -> set[int]:
-    """Places that an instruction's products write whole, whatever was there."""
+    """Places that one product of an instruction writes whole, whatever was there."""
     lines = () if i.lines is None else i.lines.lines
-    return {i.reads[args[2]] for op, args, _, _ in lines if op == "gemm_out" and args[2] < len(i.reads)}
+    targets = [args[2] for op, args, _, _ in lines if op == "gemm_out"]
+    return {i.reads[target] for target in targets if target < len(i.reads) and targets.count(target) == 1}
 
 
 def body_fault(stage: RankProgram, i: Instruction, written: tuple[Buffer, ...]) -> str | None:

@@ -137,6 +137,9 @@ weight gradients apart of partitioned gradients:
 weight gradients apart in several chunks:
   over: {plan: {schedule: zb-h1, pipeline_parallel: 2, virtual_pipeline: 2, global_batch_size: 16}}
   says: ["schedule zb-h1 runs one chunk a stage, but virtual_pipeline is 2"]
+a graph of kernels that are not ours:
+  over: {plan: {kernels: fms, cuda_graph: true}}
+  says: ["cuda_graph true is of our own kernels", "kernels is fms", "set it to false"]
 torch-fsdp without shards:
   over: {plan: {implementation: torch-fsdp, zero_stage: 1}}
   says: ["torch-fsdp shards parameters", "zero_stage is 1", "use 3"]

@@ -30,6 +30,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "recompute": {"tensor_parallel": 2, "sequence_parallel": True, "recompute": "selective"},
     "zero2": {"data_parallel": 2, "zero_stage": 2},
     "zero3": {"data_parallel": 2, "zero_stage": 3},
+    "fsdp": {"data_parallel": 2, "zero_stage": 3, "implementation": "torch-fsdp"},
+    "fsdp-kept": {"data_parallel": 2, "zero_stage": 2, "implementation": "torch-fsdp"},
     "zero3-offload": {
         "data_parallel": 2,
         "zero_stage": 3,
