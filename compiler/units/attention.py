@@ -21,10 +21,12 @@ class Attention:
     def __init__(self, builder: UnitBuilder, base: str, cut: bool) -> None:
         self.builder, self.shape, self.cut = builder, builder.shape, cut
         e = self.shape
-        self.qkv = builder.weight(f"{base}.qkv.weight", (e.qkv, e.hidden), ROWS)
-        self.qkv_bias = builder.weight(f"{base}.qkv.bias", (e.qkv,), ROWS) if e.qkv_bias else None
-        self.out = builder.weight(f"{base}.out.weight", (e.hidden, e.q), COLUMNS)
-        self.out_bias = builder.weight(f"{base}.out.bias", (e.hidden,)) if e.bias else None
+        self.qkv = builder.weight(f"{base}.qkv.weight", (e.qkv, e.hidden), ROWS, segments=(e.q, e.kv, e.kv))
+        self.qkv_bias = None
+        if e.qkv_bias:
+            self.qkv_bias = builder.weight(f"{base}.qkv.bias", (e.qkv,), ROWS, "zeros", (e.q, e.kv, e.kv))
+        self.out = builder.weight(f"{base}.out.weight", (e.hidden, e.q), COLUMNS, "scaled")
+        self.out_bias = builder.weight(f"{base}.out.bias", (e.hidden,), init="zeros") if e.bias else None
         builder.act("qkv", e.tokens, e.qkv, at=COLUMNS)
         builder.act("o", e.tokens, e.q, at=COLUMNS)
         builder.act("z1", e.tokens, e.hidden, at=PARTIAL)
