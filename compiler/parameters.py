@@ -54,7 +54,7 @@ class Parameters:
 def unit_params(model: Model, plan: Plan, unit: Unit, tied_here: bool) -> list[Param]:
     """Parameters of a unit in order of last gradient. `tied_here`: the head shares this stage's embedding table, whose
     last gradient is the embedding's."""
-    names = [name for name in unit.gradients() if not (tied_here and name == TABLE and unit.source != "tokens")]
+    names = [name for name in unit.parameters() if not (tied_here and name == TABLE and unit.source != "tokens")]
     return [_param(name, unit.weights[name], model, plan) for name in names]
 
 

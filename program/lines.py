@@ -229,10 +229,10 @@ class Unit:
     output: str = "x2"
     weights: Mapping[str, Weight] = field(default_factory=dict)
 
-    def gradients(self) -> tuple[str, ...]:
-        """Its parameters in the order in which their last gradient is made."""
+    def parameters(self) -> tuple[str, ...]:
+        """Its parameters in the order in which their last gradient is made; those without one stand first."""
         made = (name[2:] for part in reversed(self.backward) for name in reversed(part.writes) if name[:2] == "g:")
-        return tuple(reversed(dict.fromkeys(made)))
+        return tuple(reversed(dict.fromkeys((*made, *self.weights))))
 
 
 def owner(name: str, tensors: Mapping[str, Tensor]) -> str:

@@ -97,9 +97,8 @@ class Attention:
 
     def weight_gradient(self, dz: str, y: str) -> None:
         """dz, o, y, dqkv → gradients of both products and of the bias."""
-        merge, project = (weight_gradient(dz, "o", self.out),), (weight_gradient("dqkv", y, self.qkv),)
-        if self.qkv_bias:
-            project = (*project, apply("bias_grad", f"dqkv g{self.qkv_bias[1:]}"))
+        bias = (apply("bias_grad", f"dqkv g{self.qkv_bias[1:]}"),) if self.qkv_bias else ()
+        merge, project = (weight_gradient(dz, "o", self.out),), (weight_gradient("dqkv", y, self.qkv), *bias)
         pieces = {"attn.proj": merge, "attn.qkv": project} if self.cut else {"attn.core": (*merge, *project)}
         for piece, lines in pieces.items():
             self.builder.backward("W", piece, *lines)
