@@ -126,7 +126,8 @@ class Held:
 
     def params_of(self, unit: int) -> list[Param]:
         """A unit's parameters."""
-        return unit_params(self.model, self.plan, unit, self._tied_here())
+        plan = next(plan for chunk in self.chunks for plan in chunk if plan.number == unit)
+        return unit_params(self.model, self.plan, plan.unit, self._tied_here())
 
     def _parameters(self) -> Parameters:
         order = [self.params_of(unit) for chunk in self.last_backwards() for unit in reversed(self.units[chunk])]

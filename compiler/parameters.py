@@ -18,6 +18,7 @@ from plan.implementations import engine
 from plan.model import Model
 from plan.parallel import Plan
 from program import DTYPE_BYTES, Bucket, Buffer, Param, Pool, numel
+from program.lines import Unit, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,72 +48,32 @@ class Parameters:
         )
 
 
-def _param(
-    name: str,
-    shape: tuple[int, ...],
-    plan: Plan,
-    init: str,
-    shard_dim: int | None = None,
-    segments: tuple[int, ...] = (),
-) -> Param:
-    t = plan.tensor_parallel
-    local = tuple(n // t if d == shard_dim else n for d, n in enumerate(shape))
-    replicated = shard_dim is None and plan.sequence_parallel and t > 1
-    decay = len(shape) > 1
-    return Param(name, shape, local, shard_dim, plan.precision, -1, -1, init, decay, replicated, None, segments)
+def unit_params(model: Model, plan: Plan, unit: Unit, tied_here: bool) -> list[Param]:
+    """Parameters of a unit in order of last gradient. `tied_here`: the head shares this stage's embedding table, whose
+    last gradient is the embedding's."""
+    names = [name for name in unit.parameters() if not (tied_here and name == TABLE and unit.source != "tokens")]
+    return [_param(name, unit.weights[name], model, plan) for name in names]
 
 
-def _norm(model: Model, plan: Plan, base: str) -> list[Param]:
-    weight = _param(f"{base}.weight", (model.hidden,), plan, "ones")
-    bias = _param(f"{base}.bias", (model.hidden,), plan, "zeros")
-    return [weight] if model.norm == "rmsnorm" else [weight, bias]
-
-
-def unit_params(model: Model, plan: Plan, unit: int, tied_here: bool) -> list[Param]:
-    """Parameters of a unit in order of last gradient. `tied_here`: the head shares this stage's embedding table."""
-    if unit == 0:
-        return _embedding_params(model, plan)
-    if unit == model.layers + 1:
-        return _head_params(model, plan, tied_here)
-    return _layer_params(model, plan, f"layers.{unit - 1}")
-
-
-def _embedding_params(model: Model, plan: Plan) -> list[Param]:
-    normal = f"normal:{model.init_std}"
-    vocab = model.padded_vocab(plan.tensor_parallel)
-    found = _norm(model, plan, "embed.norm") if model.embedding_norm else []
-    if model.positions == "learned":
-        found.append(_param("embed.positions.weight", (model.max_positions, model.hidden), plan, normal))
-    table = _param(TABLE, (vocab, model.hidden), plan, normal, 0)
-    return [*found, replace(table, used_rows=model.vocab)]
-
-
-def _head_params(model: Model, plan: Plan, tied_here: bool) -> list[Param]:
-    if tied_here:
-        return _norm(model, plan, "head.norm")
-    vocab = model.padded_vocab(plan.tensor_parallel)
-    weight = replace(_param(HEAD, (vocab, model.hidden), plan, f"normal:{model.init_std}", 0), used_rows=model.vocab)
-    if model.tied_embeddings:
-        weight = replace(weight, tied_to=TABLE)
-    return [weight, *_norm(model, plan, "head.norm")]
-
-
-def _layer_params(model: Model, plan: Plan, base: str) -> list[Param]:
-    h, q, kv, f = model.hidden, model.attention_width, model.kv_width, model.ffn
-    normal = f"normal:{model.init_std}"
-    scaled = f"normal:{model.init_std / math.sqrt(2 * model.layers)}"  # GPT-2: residual projections start smaller
-    ups = 2 if model.gated else 1
-    bias, qkv_bias = model.bias, model.qkv_bias
-    found = [_param(f"{base}.mlp.down.bias", (h,), plan, "zeros")] if bias else []
-    found.append(_param(f"{base}.mlp.down.weight", (h, f), plan, scaled, 1))
-    found.append(_param(f"{base}.mlp.up.weight", (ups * f, h), plan, normal, 0, (f,) * ups))
-    found += [_param(f"{base}.mlp.up.bias", (ups * f,), plan, "zeros", 0, (f,) * ups)] if bias else []
-    found += _norm(model, plan, f"{base}.mlp.norm")
-    found += [_param(f"{base}.attn.out.bias", (h,), plan, "zeros")] if bias else []
-    found.append(_param(f"{base}.attn.out.weight", (h, q), plan, scaled, 1))
-    found.append(_param(f"{base}.attn.qkv.weight", (q + 2 * kv, h), plan, normal, 0, (q, kv, kv)))
-    found += [_param(f"{base}.attn.qkv.bias", (q + 2 * kv,), plan, "zeros", 0, (q, kv, kv))] if qkv_bias else []
-    return found + _norm(model, plan, f"{base}.attn.norm")
+def _param(name: str, weight: Weight, model: Model, plan: Plan) -> Param:
+    t, shard_dim = plan.tensor_parallel, weight.shard_dim
+    std = model.init_std
+    scaled = std / math.sqrt(2 * model.layers)  # GPT-2: residual projections start smaller
+    return Param(
+        name,
+        tuple(n * t if d == shard_dim else n for d, n in enumerate(weight.dims)),
+        weight.dims,
+        shard_dim,
+        plan.precision,
+        bucket=-1,
+        offset=-1,
+        init={"normal": f"normal:{std}", "scaled": f"normal:{scaled}"}.get(weight.init, weight.init),
+        decay=len(weight.dims) > 1,
+        tp_replicated=shard_dim is None and plan.sequence_parallel and t > 1,
+        tied_to=TABLE if name == HEAD and model.tied_embeddings else None,
+        segments=tuple(n * t for n in weight.segments),
+        used_rows=weight.used_rows,
+    )
 
 
 def _kind(param: Param, model: Model, plan: Plan) -> Kind:

@@ -58,12 +58,11 @@ def _check_cuda(q: Tensor) -> None:
         raise InputError(f"fused attention on CUDA takes bf16 or fp16, not {kind}; set plan.attention: unfused")
 
 
-def softmax_forward(scores: Tensor, scale: float, mask: Mask | None = None) -> tuple[Tensor, Tensor]:
+def softmax_forward(scores: Tensor, future: Tensor, scale: float, mask: Mask | None = None) -> tuple[Tensor, Tensor]:
     """(probabilities, probabilities after dropout) of causal scores (batch, s, s); the same tensor twice without
-    dropout."""
+    dropout. `future` (s, s) uint8 is 1 where a key comes after its query."""
     wide = scores.to(compute_type(scores)) * scale
-    future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu_(1)
-    p = torch.softmax(wide.masked_fill_(future, float("-inf")), dim=-1).to(scores.dtype)
+    p = torch.softmax(wide.masked_fill_(future.view(torch.bool), float("-inf")), dim=-1).to(scores.dtype)
     return p, p if mask is None else mask.apply(p)
 
 

@@ -1,4 +1,4 @@
-"""Constant tables that operators take: rotary angles and ALiBi's bias, made once for a rank.
+"""Constant tables that operators take: rotary angles, ALiBi's bias, the causal mask; made once for a rank.
 
     table("rope_cos", (s, d/2), "fp32", "cuda", theta=1e4)
 
@@ -47,6 +47,11 @@ def alibi_rows(dims: tuple[int, ...], heads: int, first: int, scale: float) -> T
     return alibi_slopes(heads)[first : first + count, None, None] * place / scale
 
 
+def future(dims: tuple[int, ...]) -> Tensor:
+    """(s, s): 1 where a key comes after its query."""
+    return torch.ones(dims, dtype=torch.float64).triu_(1)
+
+
 def rope_angles(dims: tuple[int, ...], theta: float, scaling: Scaling | None = None) -> Tensor:
     """(s, d/2) fp64 rotary angles, frequencies stretched as `scaling` asks: (kind, factor, low and high frequency
     factors, original positions)."""
@@ -69,6 +74,7 @@ def _scaled(frequency: Tensor, scaling: Scaling | None) -> Tensor:
 TABLES: dict[str, Callable[..., Tensor]] = {
     "alibi": alibi,
     "alibi_rows": alibi_rows,
+    "future": future,
     "rope_cos": lambda dims, **given: rope_angles(dims, **given).cos(),
     "rope_sin": lambda dims, **given: rope_angles(dims, **given).sin(),
 }

@@ -30,10 +30,12 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """What the buffers of an instruction hold, in the order of its reads and of its writes."""
+    """What the buffers of an instruction hold, in the order of its reads and of its writes; `seal` is that of the body
+    that a unit declares them of ("": a communication, or no unit's)."""
 
     reads: tuple[Value, ...]
     writes: tuple[Value, ...]
+    seal: str = ""
 
 
 def identity(name: str, unit: int) -> Identity:

@@ -12,7 +12,7 @@ between steps are slots the host fills before a step (`Step`), and the key of a 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from program.declared import At, Values
@@ -205,8 +205,21 @@ Part = Lines | Move
 
 
 @dataclass(frozen=True, slots=True)
+class Weight:
+    """A parameter of a unit: what it begins as (normal | scaled: smaller where it leads into the residual stream | ones
+    | zeros), this rank's `segments` along the dimension it is sharded along, and how many rows are no padding."""
+
+    dims: Dims
+    shard_dim: int | None
+    init: str
+    segments: Dims = ()
+    used_rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Unit:
-    """One unit's work in order, and the tensors it names. Gradients of input and weights interleave in `backward`."""
+    """One unit's work in order, and the tensors it names. Gradients of input and weights interleave in `backward`.
+    `weights` are the parameters behind its `w:` names."""
 
     number: int
     tensors: Mapping[str, Tensor]
@@ -214,6 +227,12 @@ class Unit:
     backward: tuple[Part, ...]
     source: str = "x"
     output: str = "x2"
+    weights: Mapping[str, Weight] = field(default_factory=dict)
+
+    def parameters(self) -> tuple[str, ...]:
+        """Its parameters in the order in which their last gradient is made; those without one stand first."""
+        made = (name[2:] for part in reversed(self.backward) for name in reversed(part.writes) if name[:2] == "g:")
+        return tuple(reversed(dict.fromkeys((*made, *self.weights))))
 
 
 def owner(name: str, tensors: Mapping[str, Tensor]) -> str:

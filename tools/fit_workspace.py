@@ -12,7 +12,7 @@ from typing import Any
 
 Section = dict[str, Any]
 EAGER = {
-    "softmax_forward": 2.06, "softmax_backward": 2.33, "rmsnorm_forward": 2.49, "rmsnorm_backward": 2.49,
+    "softmax_forward": 2.00, "softmax_backward": 2.33, "rmsnorm_forward": 2.49, "rmsnorm_backward": 2.49,
     "layernorm_forward": 3.48, "layernorm_backward": 2.73, "swiglu_forward": 2.33, "swiglu_backward": 2.67,
     "gelu_forward": 1.50, "gelu_backward": 1.50, "rope_forward": 3.00, "rope_backward": 3.03,
     "embedding_backward": 0.80, "position_forward": 0.33, "position_backward": 1.99, "ce_exp": 5.97, "ce_loss": 2.00,

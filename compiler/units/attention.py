@@ -21,10 +21,12 @@ class Attention:
     def __init__(self, builder: UnitBuilder, base: str, cut: bool) -> None:
         self.builder, self.shape, self.cut = builder, builder.shape, cut
         e = self.shape
-        self.qkv = builder.weight(f"{base}.qkv.weight", (e.qkv, e.hidden), ROWS)
-        self.qkv_bias = builder.weight(f"{base}.qkv.bias", (e.qkv,), ROWS) if e.qkv_bias else None
-        self.out = builder.weight(f"{base}.out.weight", (e.hidden, e.q), COLUMNS)
-        self.out_bias = builder.weight(f"{base}.out.bias", (e.hidden,)) if e.bias else None
+        self.qkv = builder.weight(f"{base}.qkv.weight", (e.qkv, e.hidden), ROWS, segments=(e.q, e.kv, e.kv))
+        self.qkv_bias = None
+        if e.qkv_bias:
+            self.qkv_bias = builder.weight(f"{base}.qkv.bias", (e.qkv,), ROWS, "zeros", (e.q, e.kv, e.kv))
+        self.out = builder.weight(f"{base}.out.weight", (e.hidden, e.q), COLUMNS, "scaled")
+        self.out_bias = builder.weight(f"{base}.out.bias", (e.hidden,), init="zeros") if e.bias else None
         builder.act("qkv", e.tokens, e.qkv, at=COLUMNS)
         builder.act("o", e.tokens, e.q, at=COLUMNS)
         builder.act("z1", e.tokens, e.hidden, at=PARTIAL)
@@ -95,10 +97,8 @@ class Attention:
 
     def weight_gradient(self, dz: str, y: str) -> None:
         """dz, o, y, dqkv → gradients of both products and of the bias."""
-        merge: tuple[Apply, ...] = (weight_gradient(dz, "o", self.out),)
-        project: tuple[Apply, ...] = (weight_gradient("dqkv", y, self.qkv),)
-        if self.qkv_bias:
-            project = (*project, apply("bias_grad", f"dqkv g{self.qkv_bias[1:]}"))
+        bias = (apply("bias_grad", f"dqkv g{self.qkv_bias[1:]}"),) if self.qkv_bias else ()
+        merge, project = (weight_gradient(dz, "o", self.out),), (weight_gradient("dqkv", y, self.qkv), *bias)
         pieces = {"attn.proj": merge, "attn.qkv": project} if self.cut else {"attn.core": (*merge, *project)}
         for piece, lines in pieces.items():
             self.builder.backward("W", piece, *lines)
@@ -157,6 +157,7 @@ class _Unfused:
         p = e.attention_dropout
         self.draw: dict[str, Any] = {"mask": Draw(p, SITE_PROBABILITIES, square, heads)} if p else {}
         self.dropped = "dropped" if p else "lse"
+        builder.tensor("c:future", (e.seq, e.seq), "uint8", pool="work", make=("future", ()))
         if e.alibi:
             given = (("heads", e.whole_heads), ("first", heads), ("scale", self.scale))
             builder.tensor("c:alibi", (e.heads, e.seq, e.seq), e.stat, pool="work", make=("alibi", given))
@@ -181,7 +182,7 @@ class _Unfused:
         return (
             *self._heads("qk"),
             *self._scores(),
-            apply("softmax_forward", "scores", softmax, scale=self.scale, **self.draw),
+            apply("softmax_forward", "scores c:future", softmax, scale=self.scale, **self.draw),
             *self._heads("v"),
             apply("bmm", f"{self.dropped} vf", "of", variant="nn"),
             apply("merge_heads", "of", "o", batch=self.shape.batch),

@@ -28,6 +28,7 @@ from program.lines import (
     Part,
     Tensor,
     Unit,
+    Weight,
     Window,
     owner,
     touched,
@@ -60,6 +61,7 @@ class UnitBuilder:
         self.shape = shape
         self.names = Names()
         self.tensors = self.names.tensors
+        self.weights: dict[str, Weight] = {}
         self._forward: list[_Draft | Move] = []
         self._backward: list[_Draft | Move] = []
 
@@ -102,8 +104,12 @@ class UnitBuilder:
         """Declare a statistic (fp32, fp64 in fp64 runs)."""
         return self.tensor(name, dims, self.shape.stat, at=at)
 
-    def weight(self, name: str, dims: Dims, at: At = WHOLE) -> str:
-        """Declare a parameter and its gradient; the name the lines use."""
+    def weight(
+        self, name: str, dims: Dims, at: At = WHOLE, init: str = "normal", segments: Dims = (), used: int | None = None
+    ) -> str:
+        """Declare a parameter and its gradient (`program.lines.Weight`); the name the lines use."""
+        shard_dim = {ROWS: 0, COLUMNS: 1}.get(at)
+        self.weights[name] = Weight(dims, shard_dim, init, segments, used)
         self.tensor(f"w:{name}", dims, at=at, pool="weight")
         self.tensor(f"g:{name}", dims, self.shape.made, at=at, pool="grad")
         return f"w:{name}"
@@ -158,7 +164,8 @@ class UnitBuilder:
             wanted[name] = wanted.get(name, 0) + 1
         done = [self._part(draft, wanted) for draft in drafts]
         count = len(self._forward)
-        return declared(Unit(0, self.tensors, tuple(done[:count]), tuple(done[count:]), source, output))
+        parts = tuple(done[:count]), tuple(done[count:])
+        return declared(Unit(0, self.tensors, *parts, source, output, self.weights))
 
     def _needs(self, draft: _Draft | Move) -> Iterable[str]:
         return draft.reads if isinstance(draft, Move) else touched(draft.lines, self.tensors)[0]

@@ -13,8 +13,8 @@ SITE_EMBED, SITE_ATTENTION, SITE_MLP, SITE_PROBABILITIES = range(4)
 
 def norm_weights(builder: UnitBuilder, base: str) -> None:
     """Declare a norm's parameters."""
-    for name in ("weight",) if builder.shape.rms else ("weight", "bias"):
-        builder.weight(f"{base}.{name}", (builder.shape.hidden,))
+    for name, init in (("weight", "ones"),) if builder.shape.rms else (("weight", "ones"), ("bias", "zeros")):
+        builder.weight(f"{base}.{name}", (builder.shape.hidden,), init=init)
 
 
 def _norm(builder: UnitBuilder, base: str, suffix: str) -> tuple[str, str, str, str]:

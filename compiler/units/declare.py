@@ -38,7 +38,8 @@ class _Walk:
         for part in parts:
             reads = tuple(self._value(name) for name in part.reads)
             self._pass(part)
-            yield replace(part, values=Values(reads, tuple(self._value(name) for name in part.writes)))
+            seal = "" if isinstance(part, Move) else part.body.seal
+            yield replace(part, values=Values(reads, tuple(self._value(name) for name in part.writes), seal))
 
     def _pass(self, part: Part) -> None:
         if isinstance(part, Move):

@@ -21,7 +21,7 @@ def embedding(shape: UnitShape) -> Unit:
     builder.tensor("tokens", (shape.tokens,), "int64")
     builder.act("x0", shape.tokens, shape.hidden, at=PARTIAL)
     builder.rows("d2")
-    table = builder.weight(TABLE, (shape.vocab, shape.hidden), ROWS)
+    table = builder.weight(TABLE, (shape.vocab, shape.hidden), ROWS, used=shape.whole_vocab)
     first = builder.tensors[table].offset(0)
     builder.forward("embed", apply("embedding_forward", f"tokens {table}", "x0", first=first))
     output, gradient = reduce_forward(builder, "embed", "x0"), "d2"

@@ -33,7 +33,7 @@ def head(shape: UnitShape, weight: str = HEAD) -> Unit:
     builder.tensor("s:loss", (1,), shape.stat)
     builder.act("dy", shape.tokens, shape.hidden, at=PARTIAL)
     norm_weights(builder, NORM)
-    table = builder.weight(weight, (shape.vocab, shape.hidden), ROWS)
+    table = builder.weight(weight, (shape.vocab, shape.hidden), ROWS, used=shape.whole_vocab)
     y = norm_forward(builder, "head.in", NORM, "x", "")
     if shape.loss_chunks > 1:
         _chunked(builder, y, table)

@@ -29,7 +29,8 @@ def layer(shape: UnitShape, number: int, cut: bool = False) -> Unit:
     forward, backward = (
         tuple(renamed(p, f"layers.{number - 1}") for p in parts) for parts in (unit.forward, unit.backward)
     )
-    return Unit(number, unit.tensors, forward, backward, unit.source, unit.output)
+    weights = {name.replace("@", f"layers.{number - 1}"): weight for name, weight in unit.weights.items()}
+    return Unit(number, unit.tensors, forward, backward, unit.source, unit.output, weights)
 
 
 @lru_cache(maxsize=32)

@@ -13,10 +13,12 @@ class Mlp:
     def __init__(self, builder: UnitBuilder, base: str) -> None:
         self.builder = builder
         e = builder.shape
-        self.up = builder.weight(f"{base}.up.weight", (e.up, e.hidden), ROWS)
-        self.up_bias = builder.weight(f"{base}.up.bias", (e.up,), ROWS) if e.bias else None
-        self.down = builder.weight(f"{base}.down.weight", (e.hidden, e.ffn), COLUMNS)
-        self.out_bias = builder.weight(f"{base}.down.bias", (e.hidden,)) if e.bias else None
+        self.up = builder.weight(f"{base}.up.weight", (e.up, e.hidden), ROWS, segments=(e.ffn,) * (e.up // e.ffn))
+        self.up_bias = None
+        if e.bias:
+            self.up_bias = builder.weight(f"{base}.up.bias", (e.up,), ROWS, "zeros", (e.ffn,) * (e.up // e.ffn))
+        self.down = builder.weight(f"{base}.down.weight", (e.hidden, e.ffn), COLUMNS, "scaled")
+        self.out_bias = builder.weight(f"{base}.down.bias", (e.hidden,), init="zeros") if e.bias else None
         builder.act("u", e.tokens, e.up, at=COLUMNS)
         builder.act("a.first", e.tokens, e.ffn, at=COLUMNS)
         builder.act("a", e.tokens, e.ffn, at=COLUMNS, pool="stash", value="a.first")  # made again, not kept

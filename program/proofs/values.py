@@ -69,6 +69,8 @@ class Alike:
                 return "its lines are not those that were declared"
         if i.values is None:
             return None
+        if i.values.seal and (i.lines is None or i.lines.seal != i.values.seal):
+            return "its lines are not those of what it declares"
         where = i.unit if i.unit in (0, self.last) else -1
         like = self.known.setdefault(("F" if i.phase == "R" else i.phase, i.kind, where, i.piece), i)
         for what in ("lines", "values"):

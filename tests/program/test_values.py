@@ -153,3 +153,16 @@ def test_a_constant_table_is_read_where_it_lies() -> None:
     refused(
         edit.with_instruction(program, *place, replace(i, reads=tuple(reads))), "the table cos is asked for in c:sin"
     )
+
+
+def test_an_instruction_that_has_no_like_keeps_its_own_body() -> None:
+    """Of the embedding's lookup and the head's product of the same operands' shapes."""
+    program = compiled(GPT, tensor_parallel=2)
+    lookup = places(program, is_("F", "embed"))[0]
+    product = next(p for p in places(program, is_("I", "head.logits", "B")))
+    i, other = at(program, lookup), at(program, product)
+    assert i.lines is not None
+    assert other.lines is not None
+    assert i.lines.arguments == other.lines.arguments
+    taken = replace(i, lines=other.lines, body=other.body)
+    refused(edit.with_instruction(program, *lookup, taken), "its lines are not those of what it declares", "embed")

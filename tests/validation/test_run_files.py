@@ -1,4 +1,4 @@
-"""Nothing that the scoreboard prices is out of a run file's reach: the FSDP rows are run files (`runs/`), and a run
+"""Nothing that the scoreboard prices is out of a run file's reach: the FSDP rows are run files (`rows/`), and a run
 file's forecast is the row's."""
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Writes every FSDP row that the scoreboard prices as a run file: `python -m tests.validation.write_runs` at the root.
 
-A source is one run file, `runs/SOURCE.yaml`, with what its rows have in common, and `runs/SOURCE.csv` with what each
-row sets: `windtunnel forecast runs/SOURCE.yaml --set plan.micro_batch_size=2 …` is the row's forecast.
+A source is one run file, `rows/SOURCE.yaml`, with what its rows have in common, and `rows/SOURCE.csv` with what each
+row sets: `windtunnel forecast rows/SOURCE.yaml --set plan.micro_batch_size=2 …` is the row's forecast.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from validation.published import Published
 from validation.rows import convert, run_dict
 
 SOURCES = ("torchtitan", "fms-fsdp", "llm-foundry")
-FOLDER = Path(__file__).parent / "runs"
+FOLDER = Path(__file__).parent / "rows"
 
 
 def priced(source: str) -> dict[str, Published]:
