@@ -270,3 +270,11 @@ def test_one_unit_a_chunk_as_llama_3_405b_was_trained(model: Any, degrees: tuple
     run = load({"model": model, "cluster": "cpu", "plan": plan | {"global_batch_size": p}})
     assert {len(chunk) for stage in layout(run.model, run.plan) for chunk in stage} == {1}
     prove(compile_run(run))
+
+
+def test_each_flat_gradient_and_the_loss_is_cleared_by_a_fill_of_its_own(tiny: Tiny) -> None:
+    stage = compile_run(tiny()).classes[0]
+    zero = next(i for block in stage.blocks for i in block.instructions if i.kind == "ZERO")
+    cleared = [stage.buffers[-1 - ref].shape for ref in zero.writes]
+    assert len(cleared) == len(stage.buckets) + 1
+    assert [(call.op, call.shape) for call in zero.body] == [("fill", shape) for shape in cleared]
