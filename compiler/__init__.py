@@ -8,6 +8,7 @@ sends and receives. In the order of reading:
 | file | what it makes |
 | --- | --- |
 | compiler, ranks, words | the program of all stages; ranks and groups; the header's words |
+| balance | which layers `pipeline_layout: auto` gives each stage |
 | held, parameters, partition, recompute | what a stage holds: units, flat buckets, what ZeRO partitions, what is kept |
 | builder | one block: instructions with their waits, frees and memory |
 | chunk, passes | a chunk's units in a block; its forward and its backward |
@@ -16,7 +17,8 @@ sends and receives. In the order of reading:
 | stage, calls | the blocks of a stage; their calls in host order |
 """
 
+from compiler.balance import laid_out
 from compiler.compiler import compile_plan, compile_run, stage_of
 from compiler.ranks import coordinates, groups
 
-__all__ = ["compile_plan", "compile_run", "coordinates", "groups", "stage_of"]
+__all__ = ["compile_plan", "compile_run", "coordinates", "groups", "laid_out", "stage_of"]

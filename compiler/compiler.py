@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from compiler.balance import laid_out
 from compiler.held import Held, Units
 from compiler.ranks import coordinates, groups
 from compiler.repeat import place_calls
@@ -23,6 +24,7 @@ from program.hashing import program_hash
 
 def compile_run(run: Run) -> StepProgram:
     """The step program of a run that passed `plan.run.rules`."""
+    run = laid_out(run)
     given = run.optimizer
     conditional = run.train.nonfinite != "continue"
     optimizer = AdamNumbers(given.betas, given.eps, given.weight_decay, given.clip_norm, conditional)
@@ -30,7 +32,8 @@ def compile_run(run: Run) -> StepProgram:
 
 
 def compile_plan(model: Model, plan: Plan, optimizer: AdamNumbers | None = None) -> StepProgram:
-    """The step program of `model` under `plan`; the optimizer's numbers are the usual ones where none are given."""
+    """The step program of `model` under `plan`; the optimizer's numbers are the usual ones where none are given. On no
+    known cluster nothing is balanced: `pipeline_layout: auto` counts units (`plan.layout`)."""
     with gc_paused():
         return _compiled(model, plan, optimizer or AdamNumbers())
 

@@ -5,10 +5,11 @@ c·PP + s is chunk c of stage s, so with interleaving a stage holds several sepa
 
 - `even`: layers % (PP·VPP) == 0, the same number of layers everywhere; embedding joins the first, head the last
   virtual stage.
-- `auto`: `even` where that divides. Otherwise embedding and head count as one layer each (Megatron's
-  account_for_embedding/loss_in_pipeline_split; DeepSpeed's `type:transformer|embedding` gives BLOOM the same) and
-  the L+2 units are shared out as equally as they go. Virtual stages that get one unit more are the first ones: the
-  embedding is cheap in time, the head is not.
+- `auto`: an engine that balances its stages goes by what units cost, known to the compiler (`compiler.balance`, which
+  puts a list in its place); for all others, `even` where that divides. Otherwise embedding and head count as one
+  layer each (Megatron's account_for_embedding/loss_in_pipeline_split; DeepSpeed's `type:transformer|embedding` gives
+  BLOOM the same) and the L+2 units are shared out as equally as they go, the first virtual stages getting one more:
+  the embedding is cheap in time, the head is not.
 - a list: units of each virtual stage.
 """
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from compiler import laid_out
 from plan.flops import CONVENTIONS, Convention, hardware_flops_per_step, model_flops_per_step
 from plan.run import Run
 from program import StepProgram
@@ -52,7 +53,7 @@ def report(
     step, gpus = simulation.step_time_s, program.world
     rate = 1.0 / step if step > 0 else float("inf")
     model_tflops = model_flops_per_step(run, convention) * rate / gpus / 1e12
-    hardware_tflops = hardware_flops_per_step(run, convention) * rate / gpus / 1e12
+    hardware_tflops = hardware_flops_per_step(laid_out(run), convention) * rate / gpus / 1e12
     peak = peak_tflops(run, profile)
     priced = simulation.profile
     peaks.refuse_impossible(run, program, priced, step, peak)

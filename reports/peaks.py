@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from compiler import laid_out
 from plan.flops import hardware_flops_per_step
 from plan.run import Run
 from program import KernelCall, StepProgram
@@ -45,7 +46,7 @@ def refuse_impossible(
     """Raises InputError with every cause when a step, or a kind of call in it, is beyond the card. `peak_tflops`: dense
     peak of one GPU at the run's precision."""
     causes = list(_causes(run, program, profile))
-    tflops = hardware_flops_per_step(run) / max(step_s, 1e-300) / program.world / 1e12
+    tflops = hardware_flops_per_step(laid_out(run)) / max(step_s, 1e-300) / program.world / 1e12
     if peak_tflops is not None and tflops > peak_tflops * ROUNDING:
         causes.insert(
             0,

@@ -34,6 +34,8 @@ class Engine:
     added by an instruction after the backward; made and added at once by autograd."""
     even_layers: bool = False
     """Layers, or layers with embedding and head, are a multiple of the stages."""
+    balances_stages: bool = False
+    """`pipeline_layout: auto` goes by what units cost (`compiler.balance`), not by their number."""
 
     # --- gradient buckets, in bytes of gradient at which one closes
     first_bucket_bytes: float

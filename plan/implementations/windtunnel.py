@@ -14,6 +14,7 @@ def _engine(plan: Plan) -> Engine:
         later_bucket_bytes=bucket_bytes(plan),
         sharded_optimizer=zero_shards(plan),
         overlaps_gradients=plan.communication.overlap,
+        balances_stages=True,
         splits_backward=True,
     )
 

@@ -105,12 +105,13 @@ def export(
     as_json: o.Json = False,
 ) -> int:
     """Print the launch script that starts this run under another framework; what it cannot say is refused."""
+    from compiler import laid_out
     from importers.exporters import megatron_script
     from windtunnel import output as say
     from windtunnel.source import RunSource
 
     source, target = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read)), output or None
-    script = megatron_script(source.load())
+    script = megatron_script(laid_out(source.load()))
     if target:
         _write(Path(target), script)
         say.note(f"wrote {target}")
