@@ -58,11 +58,11 @@ def _appended(budget: Budget, old: Value, text: str) -> Value:
 def _element(script: Script, assign: Assign, old: Value | None) -> Value:
     """The array with one element set; an index that is not known adds to its end."""
     items = list(old) if isinstance(old, list) else [] if old is None else [old]
-    place = script.expander.arithmetic((assign.index or "")[1:-1])
+    place = script.expander.arithmetic(assign.index or "")
     number = len(items) if script.expander.why(place) else int(place)
     text = script.expander.text(assign.value)
     if not -len(items) <= number <= MOST:
-        raise InputError(f"{assign.name}{assign.index}: the array has no element {number}")
+        raise InputError(f"{assign.name}[{assign.index}]: the array has no element {number}")
     script.expander.budget.take(ITEM_BYTES * max(len(items), number + 1))
     items += [""] * (number + 1 - len(items))
     items[number] = text
@@ -72,7 +72,7 @@ def _element(script: Script, assign: Assign, old: Value | None) -> Value:
 def _into_map(script: Script, assign: Assign) -> None:
     expander = script.expander
     if assign.items is None:
-        key = expander.text((assign.index or "[]")[1:-1])
+        key = expander.text(assign.index or "")
         expander.variables[f"{assign.name}[{key}]"] = expander.text(assign.value)
     for raw in assign.items or ():
         expander.budget.step()

@@ -13,7 +13,7 @@ from importers.shell.conditions import truth
 from importers.shell.files import found, heredoc, written
 from importers.shell.flow import VARIABLE_BYTES, Flow
 from importers.shell.opaque import plain
-from importers.shell.parse import DECLARATIONS, parse
+from importers.shell.parse import parse
 from importers.shell.script import Command, Script
 from importers.shell.slurm import slurm_variables
 from importers.shell.substitute import CHARACTERS_A_STEP
@@ -22,6 +22,7 @@ from importers.shell.values import Value
 from program.confined import Confined
 from program.errors import InputError
 
+DECLARATIONS = frozenset({"export", "declare", "local", "readonly", "typeset"})
 SHELLS = frozenset({"bash", "sh", "/bin/bash", "/bin/sh"})
 ENVIRONMENT_FILES = re.compile(r"(\bactivate$|bashrc$|bash_profile$|\.profile$|/etc/profile|conda\.sh$|/etc/bashrc)")
 PRINTERS = frozenset({"echo", "printf", "cat", "tee", "sed"})

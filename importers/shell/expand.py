@@ -6,10 +6,10 @@ import re
 
 from importers.shell.arithmetic import evaluate
 from importers.shell.budget import Budget, pieces
+from importers.shell.grammar import MAXIMUM_NESTING
 from importers.shell.opaque import OPAQUE, cut
 from importers.shell.operate import operate
 from importers.shell.substitute import substitute
-from importers.shell.syntax import bracketed
 from importers.shell.values import Value, Words
 from program.errors import InputError
 
@@ -22,6 +22,32 @@ FIELD_BYTES = 64
 STEPPED = re.compile(r"\b[A-Za-z_]\w*\s*(?:\+\+|--)|(?:\+\+|--)\s*[A-Za-z_]")
 """`X++` and its like."""
 NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
+
+
+CLOSERS = {"(": ")", "{": "}", "[": "]", "'": "'", '"': '"', "`": "`"}
+SPECIAL = re.compile(r"""\\.|\$[({]|['"`(){}\[\]]""", re.DOTALL)
+OPENERS = {")": "'\"`(", "}": "'\"`", "]": "'\"`[", '"': "`", "'": "", "`": ""}
+"""What opens something inside each bracket or quote, besides `$(` and `${`."""
+
+
+def bracketed(raw: str, start: int, line: int) -> int:
+    """The place after the partner of the bracket at `start` of a raw word, quotes respected."""
+    inside, at = [CLOSERS[raw[start]]], start + 1
+    while match := SPECIAL.search(raw, at):
+        mark, at, closer = match.group(), match.end(), inside[-1]
+        if mark == closer:
+            inside.pop()
+            if not inside:
+                return at
+        elif closer == "'":
+            at = match.start() + 1
+        elif (mark[0] == "$" and closer != "`") or mark in OPENERS[closer]:
+            inside.append(CLOSERS[mark[-1]])
+            if len(inside) > MAXIMUM_NESTING:
+                raise InputError(
+                    f"line {line}: brackets and quotes nest {len(inside)} deep; at most {MAXIMUM_NESTING} are read"
+                )
+    raise InputError(f"{cut(raw[start:], 60)!r}: {raw[start]} is never closed")
 
 
 class Expander(Words):
@@ -199,16 +225,16 @@ class _Walk:
             self.at = end + 1
             return substitute(self.owner, raw[start + 1 : end])
         if raw.startswith("$[", start):
-            return self.owner.arithmetic(self._bracketed(start + 1, "[", "]"))
+            return self.owner.arithmetic(self._bracketed(start + 1))
         if raw.startswith("$((", start):
-            body = self._bracketed(start + 1, "(", ")")
+            body = self._bracketed(start + 1)
             if body.startswith("(") and body.endswith(")"):
                 return self.owner.arithmetic(body[1:-1])
             return substitute(self.owner, body)
         if raw.startswith("$(", start):
-            return substitute(self.owner, self._bracketed(start + 1, "(", ")"))
+            return substitute(self.owner, self._bracketed(start + 1))
         if raw.startswith("${", start):
-            return self._braced(self._bracketed(start + 1, "{", "}"))
+            return self._braced(self._bracketed(start + 1))
         match = NAME.match(raw, start + 1)
         if not match:
             self.at += 1
@@ -217,12 +243,9 @@ class _Walk:
         value = self.owner.read(match.group())
         return (value[0] if value else "") if isinstance(value, list) and match.group() not in "@*" else value
 
-    def _bracketed(self, start: int, opening: str, closing: str) -> str:
+    def _bracketed(self, start: int) -> str:
         """What stands between the bracket at `start` and its partner."""
-        try:
-            end = bracketed(self.raw, start, opening, closing)
-        except InputError:
-            raise InputError(f"{cut(self.raw[start:], 60)!r}: {opening} is never closed") from None
+        end = bracketed(self.raw, start, self.budget.line)
         self.budget.step(pieces(end - start, 4))
         self.at = end
         return self.raw[start + 1 : end - 1]

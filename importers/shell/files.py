@@ -11,8 +11,7 @@ import re
 
 from importers.shell.budget import MOST_BYTES, pieces
 from importers.shell.script import Script
-from importers.shell.syntax import Heredoc
-from importers.shell.tree import Pipeline, Simple
+from importers.shell.tree import Heredoc, Pipeline, Simple
 from program.confined import MAXIMUM_BYTES
 from program.errors import InputError
 

@@ -166,9 +166,9 @@ class Flow(ABC):
         word = self.expander.text(node.word)
         if reasons := self.expander.why(word):
             self.expander.tested = reasons
-            self.either_way([body for _, body in node.arms] + [[]], self.because(f"the case in line {node.line}"))
+            self.either_way([body for _, body, _ in node.arms] + [[]], self.because(f"the case in line {node.line}"))
             return
-        for patterns, body in node.arms:
+        for patterns, body, _ in node.arms:
             self.budget.step()
             quoted = ["[[", '"$__case"', "==", *()]
             for pattern in patterns:

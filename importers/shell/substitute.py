@@ -7,8 +7,7 @@ import posixpath
 
 from importers.shell.budget import pieces
 from importers.shell.parse import parse
-from importers.shell.syntax import Heredoc
-from importers.shell.tree import Chain, Node, Pipeline, Simple
+from importers.shell.tree import Chain, Heredoc, Node, Pipeline, Simple
 from importers.shell.values import Value, Words
 from program.errors import InputError
 

@@ -1,19 +1,27 @@
-"""The command tree of a launch script: one small record for each construct of the shell. Words in it are raw."""
+"""The command tree of a launch script: one small record for each construct of the shell. Words in it are raw: quotes and
+`$` included.
+"""
 
 from dataclasses import dataclass, field
-
-from importers.shell.syntax import Heredoc
 
 
 @dataclass(slots=True)
 class Assign:
-    """`NAME=value`, `NAME+=value` or, with `items`, an array literal. Values are raw words."""
+    """`NAME=value`, `NAME+=value` or, with `items`, an array literal; `index` is what stands in `NAME[index]=`."""
 
     name: str
     append: bool
     value: str = ""
     items: list[str] | None = None
     index: str | None = None
+
+
+@dataclass(slots=True)
+class Heredoc:
+    """Text between `<<EOT` and `EOT`; `quoted` means that variables in it stay as they are."""
+
+    body: str
+    quoted: bool
 
 
 @dataclass(slots=True)
@@ -82,11 +90,11 @@ class While:
 
 @dataclass(slots=True)
 class Case:
-    """`case word in pattern) body ;; esac`."""
+    """`case word in pattern) body ;; esac`; an arm ends in `;;`, `;&` (the next body too) or `;;&` (look further)."""
 
     line: int
     word: str
-    arms: list[tuple[list[str], list["Node"]]]
+    arms: list[tuple[list[str], list["Node"], str]]
 
 
 @dataclass(slots=True)
@@ -99,7 +107,7 @@ class Function:
 
 @dataclass(slots=True)
 class Group:
-    """`{ ...; }` or, with `apart`, `( ... )`, which keeps its variables to itself."""
+    """`{ ...; }` or, with `apart`, `( ... )` and `... &`, which keep their variables to themselves."""
 
     body: list["Node"]
     apart: bool = False

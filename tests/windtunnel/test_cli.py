@@ -53,7 +53,8 @@ def test_every_command_has_help_and_takes_json(command: str, wt: Call) -> None:
 
 
 def test_importing_the_command_line_imports_nothing_heavy() -> None:
-    heavy = ("numpy", "pydantic", "yaml", "rich", "simpy", "torch", "plan.run", "calibration", "simulator", "trainer")
+    heavy = ("numpy", "pydantic", "yaml", "rich", "simpy", "torch", "plan.run", "calibration", "simulator", "trainer",
+             "tree_sitter", "tree_sitter_bash")  # fmt: skip
     done = python(f"import sys, windtunnel.cli; print([m for m in {heavy} if m in sys.modules])")
     assert done.stdout.strip() == "[]", done.stderr
 

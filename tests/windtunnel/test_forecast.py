@@ -132,14 +132,14 @@ def test_a_timeline_that_cannot_be_written_is_exit_2(forecast: Call, tmp_path: P
     assert forecast("--timeline", tmp_path / "file" / "t.json.gz").code == 2
 
 
-def test_torch_is_not_imported(run_file: Call, tmp_path: Path) -> None:
+def test_neither_torch_nor_the_shell_grammar_is_imported(run_file: Call, tmp_path: Path) -> None:
     from tests.windtunnel.test_cli import python
 
     code = (
         "import sys; from windtunnel.cli import main\n"
         "try: main(sys.argv[1:])\n"
         "except SystemExit as e: code = e.code\n"
-        "print(code, [m for m in ('torch', 'triton', 'scipy') if m in sys.modules], file=sys.stderr)"
+        "print(code, [m for m in ('torch', 'triton', 'scipy', 'tree_sitter') if m in sys.modules], file=sys.stderr)"
     )
     done = python(code, "forecast", run_file(), "--profile", profile_file(tmp_path / "p.yaml"))
     assert done.stderr == "0 []\n"
