@@ -19,7 +19,7 @@ from functools import lru_cache
 
 from compiler.parameters import unit_params
 from compiler.recompute import UnitPlan, share_saved, unit_plan
-from compiler.units import HEAD, TABLE, UnitShape, embedding, head, layer, unit_shape
+from compiler.units import HEAD, UnitShape, embedding, head, layer, unit_shape
 from plan.implementations import engine
 from plan.layout import unit_counts
 from plan.model import Model
@@ -155,7 +155,7 @@ class _Stages:
 
 def _layer(e: UnitShape, plan: Plan, recompute: str) -> UnitPlan:
     unit = layer(e, 1, cut=recompute == "selective")
-    made = unit_plan(unit, 1, recompute, whole=e.megatron)
+    made = unit_plan(unit, 1, recompute, whole=engine(plan).recomputes_whole)
     return share_saved(made, plan.tensor_parallel) if plan.partition_activations and recompute == "full" else made
 
 
@@ -186,7 +186,7 @@ class _Price:
     def unit(self, model: Model, plan: UnitPlan) -> _Unit:
         """The unit of a rank."""
         parts = (*plan.unit.forward, *plan.repeated, *plan.unit.backward)
-        numbers = sum(param.local_numel for param in unit_params(model, self.plan, plan.number, tied_here=False))
+        numbers = sum(param.local_numel for param in unit_params(model, self.plan, plan.unit, tied_here=False))
         shared = numbers // self.plan.data_parallel if engine(self.plan).sharded_optimizer else numbers
         state = "fp64" if self.plan.precision == "fp64" else "fp32"
         own = DTYPE_BYTES[self.plan.precision] + DTYPE_BYTES[self.plan.gradient_dtype]
