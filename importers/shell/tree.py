@@ -1,7 +1,6 @@
 """The command tree of a launch script: one small record for each construct of the shell. Words in it are raw: quotes
 and `$` included.
 """
-"""
 
 from dataclasses import dataclass, field
 
