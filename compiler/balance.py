@@ -76,22 +76,22 @@ def _balanced(model: Model, plan: Plan, cluster: Cluster) -> tuple[int, ...]:
             return even
         layers[stage] += 1
     layers = _relieved(stages, layers, limit)
-    if max(stages.costs(layers)) >= max(stages.costs(bare)):
+    if stages.whole(layers) >= stages.whole(bare):
         return even
     return tuple(count + (stage == 0) + (stage == last) for stage, count in enumerate(layers))
 
 
 def _relieved(stages: _Stages, layers: list[int], limit: float) -> list[int]:
-    """With as few layers under the head as make no stage busier than the busiest is (by more than a hundredth, such as
-    an embedding): the head, a wide product and passes over logits, is what is weighed against layers least surely."""
-    most = 1.01 * max(stages.costs(layers))
+    """With as few layers under the head as make no step longer (by more than a hundredth, such as an embedding): the
+    head, a wide product and passes over logits, is what is weighed against layers least surely."""
+    most = 1.01 * stages.whole(layers)
     while layers[-1] > 0 and stages.plan.virtual_pipeline == 1:
         fewer = [*layers[:-1], layers[-1] - 1]
-        stage = stages.next(fewer, limit)
-        if stage is None or stage == len(layers) - 1:
+        stage = stages.next(fewer, limit, last=False)
+        if stage is None:
             break
         fewer[stage] += 1
-        if max(stages.costs(fewer)) > most:
+        if stages.whole(fewer) > most:
             break
         layers = fewer
     return layers
@@ -121,14 +121,17 @@ class _Stages:
         return found + ([(1, self.ends[1])] if stage == self.plan.stages - 1 else [])
 
     def costs(self, layers: list[int]) -> list[float]:
-        """What a step costs on every stage: what its device or its host does, whichever is longer."""
-        m = self.plan.microbatches
-        found = []
-        for rank in range(self.stages):
-            held = [u for s in range(rank, len(layers), self.stages) for u in self._units(s, layers[s])]
-            device = sum(many * (m * u.micro + u.step) for many, u in held)
-            found.append(max(device, sum(many * m * u.issue for many, u in held)))
-        return found
+        """What a micro-batch costs on every stage: what its device or its host does, whichever is longer."""
+        held = [self._held(rank, layers) for rank in range(self.stages)]
+        return [max(sum(many * u.micro for many, u in of), sum(many * u.issue for many, u in of)) for of in held]
+
+    def whole(self, layers: list[int]) -> float:
+        """What a step costs: the slowest stage for every micro-batch, then the slowest update."""
+        updates = (sum(many * u.step for many, u in self._held(rank, layers)) for rank in range(self.stages))
+        return self.plan.microbatches * max(self.costs(layers)) + max(updates)
+
+    def _held(self, rank: int, layers: list[int]) -> list[tuple[int, _Unit]]:
+        return [held for stage in range(rank, len(layers), self.stages) for held in self._units(stage, layers[stage])]
 
     def bytes(self, layers: list[int]) -> list[float]:
         """What every stage holds at its peak."""
@@ -139,11 +142,12 @@ class _Stages:
             found[rank] += sum(count * (u.held + flight * u.saved) for count, u in self._units(stage, many))
         return found
 
-    def next(self, layers: list[int], limit: float) -> int | None:
+    def next(self, layers: list[int], limit: float, last: bool = True) -> int | None:
         """The virtual stage that takes the next layer: of the stages that hold it the one that is least busy with it,
-        and of its chunks the smallest; of equals the first, behind which a pipeline fills fastest."""
+        and of its chunks the smallest; of equals the first, behind which a pipeline fills fastest. `last`: the head's
+        may be it."""
         best: tuple[float, float, int] | None = None
-        for stage, many in enumerate(layers):
+        for stage, many in enumerate(layers if last else layers[:-1]):
             grown = [count + (s == stage) for s, count in enumerate(layers)]
             rank = stage % self.stages
             chunk = sum(count * u.micro for count, u in self._units(stage, many))
