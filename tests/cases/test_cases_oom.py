@@ -50,7 +50,8 @@ def test_001_the_part_the_hand_estimate_left_out() -> None:
     scores = shape["layers"] * 4 * shape["heads"] * shape["seq"] ** 2 * DTYPE_BYTES["fp16"]
     saved = made[0].activations_gib - made[1].activations_gib
     assert saved * GIB == pytest.approx(scores, rel=0.02)  # the unfused softmax of every layer, nothing else
-    assert made[0].peak_at.endswith("head.logits")  # the request that failed was a copy of the logits
+    # The request that failed was a copy of the logits: from there to the loss both are held.
+    assert made[0].peak_at.split()[-1] in ("head.logits", "head.exp")
 
 
 def test_003_states_of_one_tensor_parallel_rank() -> None:
