@@ -10,8 +10,12 @@ from importers.shell.budget import Budget
 from importers.shell.opaque import cut
 from program.errors import InputError
 
-TOKEN = re.compile(r"\s*(0[xX][0-9a-fA-F]+|[0-9]+|[A-Za-z_]\w*|\*\*|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%<>!~&^|?:()])")
+TOKEN = re.compile(
+    r"\s*([0-9]{1,2}#[0-9A-Za-z@_]+|0[xX][0-9a-fA-F]+|[0-9]+|[A-Za-z_]\w*"
+    r"|\*\*|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%<>!~&^|?:()])"
+)
 SHOWN = 60
+DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ@_"
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("||",),
     ("&&",),
@@ -125,13 +129,25 @@ class _Climb:
         raise InputError(f"$(({self.text})): unexpected {token!r}")
 
     def literal(self, token: str) -> int:
-        """A decimal, octal (010) or hexadecimal (0x10) number."""
+        """A decimal, octal (010) or hexadecimal (0x10) number, or one with its base (16#20)."""
+        if "#" in token:
+            return self.based(*token.split("#"))
         octal = len(token) > 1 and re.fullmatch(r"0[0-7]+", token) is not None
         base = 16 if token[:2].lower() == "0x" else 8 if octal else 10
         digits = token.lower().removeprefix("0x").lstrip("0")
         if len(digits) > 22:  # more than 64 bits in every base
             raise InputError(f"$(({self.text})): a number of {len(token)} digits does not fit into 64 bits")
         return self.fits(int(digits or "0", base))
+
+    def based(self, base: str, digits: str) -> int:
+        """`16#ff`: up to base 36 letters of both cases are the same digit."""
+        number, radix = 0, int(base)
+        for digit in digits if radix > 36 else digits.lower():
+            place = DIGITS.find(digit)
+            if not 2 <= radix <= 64 or not 0 <= place < radix:
+                raise InputError(f"$(({self.text})): {cut(f'{base}#{digits}', SHOWN)} is no number of base {base}")
+            number = self.fits(number * radix + place)
+        return number
 
     def apply(self, operator: str, left: int, right: int) -> int:
         if operator in "/%" and right == 0:

@@ -7,7 +7,7 @@ import re
 from importers.shell.budget import Budget
 from importers.shell.script import Script
 from importers.shell.tree import Assign
-from importers.shell.values import Value
+from importers.shell.values import HOLE, Value, first
 from program.errors import InputError
 
 MOST = 100_000
@@ -37,7 +37,9 @@ def assigned(script: Script, assign: Assign) -> None:
     else:
         text = expander.text(assign.value)
         value = text
-        if assign.append and old is not None:
+        if assign.name in expander.integers:
+            value = expander.arithmetic(f"{assign.name} + ({text})" if assign.append and old is not None else text)
+        elif assign.append and old is not None:
             value = _appended(expander.budget, old, text)
     sources = script.made_from.setdefault(assign.name, set())
     if not assign.append:
@@ -50,7 +52,7 @@ def _appended(budget: Budget, old: Value, text: str) -> Value:
     """`A+=text`: to the text, or to the first element of an array."""
     if isinstance(old, list):
         budget.take(ITEM_BYTES * len(old))
-        return [budget.text(old[0] + text) if old else text, *old[1:]]
+        return [budget.text(first(old) + text), *old[1:]]
     budget.characters(len(old) + len(text))
     return budget.text(old + text)
 
@@ -64,7 +66,7 @@ def _element(script: Script, assign: Assign, old: Value | None) -> Value:
     if not -len(items) <= number <= MOST:
         raise InputError(f"{assign.name}[{assign.index}]: the array has no element {number}")
     script.expander.budget.take(ITEM_BYTES * max(len(items), number + 1))
-    items += [""] * (number + 1 - len(items))
+    items += [HOLE] * (number + 1 - len(items))
     items[number] = text
     return items
 

@@ -31,6 +31,9 @@ def truth(words: list[str], expander: Expander, double: bool) -> bool | None:
     inner = words[1:-1] if words and words[-1] in ("]", "]]") else words[1:]
     tokens: list[str] = []
     for raw in inner:
+        if double and tokens[-1:] in (["=="], ["="], ["!="]):
+            tokens.append(expander.pattern(raw))
+            continue
         tokens += (
             [expander.text(raw)]
             if double or raw.startswith('"')
@@ -83,10 +86,9 @@ class _Or:
         if len(tokens) == 3 and (tokens[1] in ("=", "==", "!=", "=~", "<", ">") or tokens[1] in INTEGER_TESTS):
             self.at += 3
             return self._compare(*tokens)
-        if tokens[0] in ("-z", "-n"):
-            given = len(tokens) > 1 and tokens[1] not in ("&&", "||")
-            self.at += 1 + given
-            value = self._known(tokens[1]) if given else ""
+        if tokens[0] in ("-z", "-n") and len(tokens) > 1 and tokens[1] not in ("&&", "||"):
+            self.at += 2
+            value = self._known(tokens[1])
             return None if value is None else (value == "") == (tokens[0] == "-z")
         if tokens[0] in FILE_TESTS and len(tokens) >= 2:
             self.at += 2
@@ -112,7 +114,7 @@ class _Or:
             self.expander.tested += reasons
             return None
         if operator in INTEGER_TESTS:
-            numbers = [_integer(known_left), _integer(known_right)]
+            numbers = [self._integer(known_left), self._integer(known_right)]
             return None if None in numbers else bool(INTEGER_TESTS[operator](*numbers))
         if self.double:
             same = matches(known_left, known_right, self.expander.budget)
@@ -120,8 +122,16 @@ class _Or:
             same = known_left == known_right
         return same == (operator != "!=")
 
+    def _integer(self, text: str) -> int | None:
+        """`[[ 010 -eq 8 ]]` is arithmetic, `[ 010 -eq 10 ]` compares decimal numbers."""
+        if self.double and text.strip():
+            value = self.expander.arithmetic(text)
+            self.expander.tested += (reasons := self.expander.why(value))
+            return None if reasons else int(value)
+        return decimal(text)
 
-def _integer(text: str) -> int | None:
+
+def decimal(text: str) -> int | None:
     """A whole number of at most 18 digits, with a sign and blanks around it; an empty text is 0."""
     sign, digits = (text.strip()[:1], text.strip()[1:]) if text.strip()[:1] in ("-", "+") else ("", text.strip())
     number = 0 if not text else whole(digits)

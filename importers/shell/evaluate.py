@@ -11,13 +11,13 @@ from importers.shell.budget import pieces
 from importers.shell.builtins import exported, give, options, shift, unread
 from importers.shell.conditions import truth
 from importers.shell.files import found, heredoc, written
-from importers.shell.flow import VARIABLE_BYTES, Flow
+from importers.shell.flow import VARIABLE_BYTES, Flow, Leave
 from importers.shell.opaque import plain
 from importers.shell.parse import parse
 from importers.shell.script import Command, Script
 from importers.shell.slurm import slurm_variables
 from importers.shell.substitute import CHARACTERS_A_STEP
-from importers.shell.tree import Simple
+from importers.shell.tree import Node, Simple
 from importers.shell.values import Value
 from program.confined import Confined
 from program.errors import InputError
@@ -26,7 +26,8 @@ DECLARATIONS = frozenset({"export", "declare", "local", "readonly", "typeset"})
 SHELLS = frozenset({"bash", "sh", "/bin/bash", "/bin/sh"})
 ENVIRONMENT_FILES = re.compile(r"(\bactivate$|bashrc$|bash_profile$|\.profile$|/etc/profile|conda\.sh$|/etc/bashrc)")
 PRINTERS = frozenset({"echo", "printf", "cat", "tee", "sed"})
-WITHOUT_EFFECT = frozenset({"cd", "exit", "return", "wait", "trap", "shopt", "ulimit", "umask"})
+WITHOUT_EFFECT = frozenset({"cd", "wait", "trap", "shopt", "ulimit", "umask"})
+LEAVING = frozenset({"break", "continue", "return", "exit"})
 LOOKING = frozenset({"command", "which", "type", "grep", "hash", "nvidia-smi"})
 """Commands whose status nobody knows without the machine."""
 COMMAND_BYTES = 300
@@ -52,7 +53,7 @@ def read_script(
         script.expander.variables["@"] = [value for _, value in arguments]
     try:
         script.expander.budget.step(pieces(len(text), CHARACTERS_A_STEP))
-        _Walk(script).run(parse(text))
+        _Walk(script).whole(parse(text))
     except RecursionError:
         raise InputError(
             f"line {script.expander.budget.line}: the script nests brackets or commands too deeply to be read"
@@ -88,6 +89,8 @@ class _Walk(Flow):
         words = [field for raw in node.words for field in self.expander.fields(raw)] if not self._is_test(node) else []
         if words[:1] in (["declare"], ["local"], ["typeset"]) and "-A" in words:
             self.expander.maps |= {*words[words.index("-A") + 1 :], *(assign.name for assign in node.assigns)}
+        if words[:1] and words[0] in DECLARATIONS and any(word[:1] == "-" and "i" in word for word in words[1:]):
+            self.expander.integers |= {*(assign.name for assign in node.assigns), *words[1:]}
         if words[:1] == ["local"] and self.local:
             for name in [*(assign.name for assign in node.assigns), *(word.partition("=")[0] for word in words[1:])]:
                 self.local[-1].setdefault(name, self.expander.variables.get(name))
@@ -107,6 +110,8 @@ class _Walk(Flow):
     def command(self, words: list[str], node: Simple) -> bool | None:
         """Carry out a command; its status where it is known."""
         name, line = words[0], node.line
+        if name in LEAVING:
+            return self._leave(words)
         if name in (":", "true", "false"):
             return name != "false"
         if name == "eval":
@@ -114,7 +119,7 @@ class _Walk(Flow):
         if name in self.functions:
             return self.call(name, words[1:], line)
         if (text := self._shell_text(words, node)) is not None:
-            return self.nested(text, line)
+            return self.nested(text, line, shell=True)
         if name in self.own:
             self.own[name](words, node)
             return True
@@ -131,6 +136,15 @@ class _Walk(Flow):
         if words[0] not in SHELLS | {"sbatch"}:
             return None
         return heredoc(self.script, node.heredocs[0]) if node.heredocs else self.script.files.get(words[-1])
+
+    def _leave(self, words: list[str]) -> bool:
+        """`exit 1`, `return`, `break 2`; outside a loop or a function `break` and `return` do nothing."""
+        number = whole(words[1]) if len(words) > 1 else None
+        if words[0] in ("break", "continue") and self.loops:
+            raise Leave(words[0], min(number or 1, self.loops), True)
+        if words[0] == "exit" or (words[0] == "return" and self.depth):
+            raise Leave(words[0], 0, (number or 0) % 256 == 0 if len(words) == 1 or number is not None else None)
+        return words[0] != "return"
 
     def _unset(self, words: list[str], node: Simple) -> None:
         for word in words[1:]:
@@ -188,7 +202,7 @@ class _Walk(Flow):
         )
         if place is not None and place + 2 < len(words):
             before = len(self.script.commands)
-            self.nested(words[place + 2], line)
+            self.nested(words[place + 2], line, shell=True)
             nested = self.script.commands[before:]
             self.script.commands[before:] = [
                 Command((*words[:place], *inner.words), line, inner.condition)
@@ -199,7 +213,7 @@ class _Walk(Flow):
         self.budget.take(COMMAND_BYTES + ITEM_BYTES * len(words))
         self.script.commands.append(Command(tuple(words), line, self.conditions[-1] if self.conditions else ""))
 
-    def nested(self, text: str, line: int, file: str = "") -> bool | None:
+    def nested(self, text: str, line: int, file: str = "", shell: bool = False) -> bool | None:
         """Walk a script inside this one. What a `file` that is no script holds is nobody's business."""
         self.budget.deeper("scripts inside scripts")
         self.budget.step(pieces(len(text), CHARACTERS_A_STEP))
@@ -211,13 +225,37 @@ class _Walk(Flow):
             if file:
                 raise InputError(f"line {line}: {file} cannot be read as a script") from None
             raise
-        status = self.run(nodes)
+        status = self.returned(nodes, shell)
         self.script.commands[before:] = [
             Command(inner.words, line, inner.condition) for inner in self.script.commands[before:]
         ]
         self.budget.step(len(self.script.commands) - before)
         self.depth -= 1
         self.budget.depth -= 1
+        return status
+
+    def whole(self, nodes: list[Node]) -> None:
+        """The script from its beginning to its end or to an `exit`."""
+        try:
+            self.run(nodes)
+        except Leave as leave:
+            if not leave.status:
+                self.script.warn(f"line {self.budget.line}: the script ends here with an error, by exit")
+
+    def returned(self, nodes: list[Node], shell: bool = False) -> bool | None:
+        """The commands of a function or another script, up to `return`; `exit` ends a `shell` of its own."""
+        loops, self.loops = self.loops, 0
+        ends = ("return", "exit") if shell else ("return",)
+        try:
+            status = self.run(nodes)
+        except Leave as leave:
+            if leave.kind not in ends:
+                raise
+            status = leave.status
+        if any(leave.kind in ends for leave, _ in self.left):
+            status = None
+        self.land(lambda leave: leave.kind in ends)
+        self.loops = loops
         return status
 
     def call(self, name: str, arguments: list[str], line: int) -> bool | None:
@@ -227,7 +265,7 @@ class _Walk(Flow):
         self.expander.variables = self._positional(False)
         give(self.script, arguments)
         self.local.append({})
-        status = self.run(self.functions[name])
+        status = self.returned(self.functions[name])
         self.expander.variables = self._positional(False) | kept
         for variable, value in self.local.pop().items():
             self.expander.variables.pop(variable, None)

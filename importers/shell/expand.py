@@ -7,13 +7,16 @@ import re
 from importers.shell.arithmetic import evaluate
 from importers.shell.budget import Budget, pieces
 from importers.shell.grammar import MAXIMUM_NESTING
-from importers.shell.opaque import OPAQUE, cut
+from importers.shell.opaque import OPAQUE, cut, plain
 from importers.shell.operate import operate
 from importers.shell.substitute import substitute
-from importers.shell.values import Value, Words
+from importers.shell.values import HOLE, Value, Words, first
 from program.errors import InputError
 
-ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
+ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "E": "\x1b", "f": "\f", "v": "\v"}
+ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{1,4})|([0-7]{1,3})|(.))", re.DOTALL)
+ANSI = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
+BACKQUOTED = re.compile(r"`((?:[^`\\]|\\.)*)`", re.DOTALL)
 PLAIN = re.compile(r"""[^\\'"$`]+""")
 PLAIN_QUOTED = re.compile(r"""[^\\"$`]+""")
 PLAIN_HERE = re.compile(r"""[^\\$`]+""")
@@ -22,6 +25,13 @@ FIELD_BYTES = 64
 STEPPED = re.compile(r"\b[A-Za-z_]\w*\s*(?:\+\+|--)|(?:\+\+|--)\s*[A-Za-z_]")
 """`X++` and its like."""
 NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
+
+
+def _escaped(match: re.Match[str]) -> str:
+    """One escape of `$'…'`."""
+    if match[4]:
+        return ESCAPES.get(match[4], match[4])
+    return chr(int(match[1] or match[2] or match[3], 8 if match[3] else 16))
 
 
 CLOSERS = {"(": ")", "{": "}", "[": "]", "'": "'", '"': '"', "`": "`"}
@@ -59,6 +69,10 @@ class Expander(Words):
         """Expand to one string, without word splitting (assignments, heredocs, case words)."""
         return " ".join(_Walk(self, raw, split=False).fields())
 
+    def pattern(self, raw: str) -> str:
+        """Expand to a glob, in which a backslash stands before what was quoted."""
+        return " ".join(_Walk(self, raw, split=False, glob=True).fields())
+
     def fields(self, raw: str) -> list[str]:
         """Expand to the fields a command receives, with word splitting of what is unquoted."""
         return _Walk(self, raw, split=True).fields()
@@ -78,10 +92,9 @@ class Expander(Words):
         pending: list[str] = []
 
         def lookup(name: str) -> int:
-            value = self.read(name)
-            value = value[0] if isinstance(value, list) and value else value
-            if not isinstance(value, str) or self.why(value):
-                names.append(value if isinstance(value, str) else "")
+            value = first(self.read(name))
+            if self.why(value):
+                names.append(value)
                 return 1
             if name in pending:
                 raise InputError(f"$(({cut(expression.strip(), 60)})): the variable {name} refers to itself")
@@ -99,8 +112,8 @@ class Expander(Words):
 class _Walk:
     """One pass over one raw word."""
 
-    def __init__(self, owner: Expander, raw: str, split: bool, here: bool = False) -> None:
-        self.owner, self.raw, self.split, self.here = owner, raw, split, here
+    def __init__(self, owner: Expander, raw: str, split: bool, here: bool = False, glob: bool = False) -> None:
+        self.owner, self.raw, self.split, self.here, self.glob = owner, raw, split, here, glob
         self.at = 0
         self.done: list[str] = []
         self.current: list[str] = []
@@ -124,7 +137,7 @@ class _Walk:
                 self._escape(quoted=self.here)
             elif char == "'":
                 end = self._closing("'", self.at + 1)
-                self._literal(self.raw[self.at + 1 : end])
+                self._literal(self.raw[self.at + 1 : end], quoted=True)
                 self.at = end + 1
             elif char == '"':
                 self._double()
@@ -147,11 +160,15 @@ class _Walk:
         self.at += 1
         if self.raw[self.at] == '"':
             return
-        end = self._closing("'", self.at + 1)
-        self._literal(re.sub(r"\\(.)", lambda m: ESCAPES.get(m[1], m[1]), self.raw[self.at + 1 : end]))
-        self.at = end + 1
+        match = ANSI.match(self.raw, self.at - 1)
+        if match is None:
+            raise InputError(f"{cut(self.raw, 60)!r}: the $' opened here is never closed")
+        self._literal(plain(ESCAPE.sub(_escaped, match[1])), quoted=True)
+        self.at = match.end()
 
-    def _literal(self, text: str) -> None:
+    def _literal(self, text: str, quoted: bool = False) -> None:
+        if quoted and self.glob:
+            text = re.sub(r"([*?\[\]\\])", r"\\\1", text)
         self.length += len(text)
         self.budget.step()
         self.budget.characters(self.length)  # A=$A$A, some thirty times
@@ -172,7 +189,7 @@ class _Walk:
         elif quoted and following not in '$`"\\':
             self._literal("\\" + following)
         else:
-            self._literal(following)
+            self._literal(following, quoted=True)
         self.at += 2
 
     def _double(self) -> None:
@@ -180,14 +197,18 @@ class _Walk:
         self.started = True
         while self.raw[self.at : self.at + 1] != '"':
             if match := PLAIN_QUOTED.match(self.raw, self.at):
-                self._literal(match.group())
+                self._literal(match.group(), quoted=True)
                 self.at = match.end()
             elif self.raw[self.at : self.at + 1] == "\\":
                 self._escape(quoted=True)
             elif self.at >= len(self.raw):
                 raise InputError(f'{cut(self.raw, 60)!r}: a " opened here is never closed')
             else:
-                self._spread(self._dollar(), quoted=True)
+                start, value = self.at, self._dollar()
+                written = self.raw[start : self.at]
+                if isinstance(value, list) and (written.startswith(("$*", "${*")) or "[*]" in written):
+                    value = " ".join(value)  # "$*" is one word, "$@" as many as there are
+                self._spread(value, quoted=True)
         self.at += 1
 
     def _spread(self, value: Value, quoted: bool) -> None:
@@ -205,13 +226,13 @@ class _Walk:
             if value[-1:].isspace():
                 self._close()
             return
-        self._parts(parts)
+        self._parts(parts, quoted)
 
-    def _parts(self, parts: list[str]) -> None:
+    def _parts(self, parts: list[str], quoted: bool = False) -> None:
         for number, part in enumerate(parts):
             if number:
                 self._close()
-            self._literal(part)
+            self._literal(part, quoted)
 
     def _words(self, value: str) -> list[str]:
         """The words of an unquoted value."""
@@ -221,9 +242,11 @@ class _Walk:
     def _dollar(self) -> Value:
         raw, start = self.raw, self.at
         if raw[start] == "`":
-            end = self._closing("`", start + 1)
-            self.at = end + 1
-            return substitute(self.owner, raw[start + 1 : end])
+            match = BACKQUOTED.match(raw, start)
+            if match is None:
+                raise InputError(f"{cut(raw[start:], 60)!r}: the ` opened here is never closed")
+            self.at = match.end()
+            return substitute(self.owner, re.sub(r"\\([`$\\])", r"\1", match[1]))
         if raw.startswith("$[", start):
             return self.owner.arithmetic(self._bracketed(start + 1))
         if raw.startswith("$((", start):
@@ -241,7 +264,7 @@ class _Walk:
             return "$"
         self.at = match.end()
         value = self.owner.read(match.group())
-        return (value[0] if value else "") if isinstance(value, list) and match.group() not in "@*" else value
+        return value if match.group() in "@*" else first(value)
 
     def _bracketed(self, start: int) -> str:
         """What stands between the bracket at `start` and its partner."""
@@ -271,17 +294,18 @@ class _Walk:
         index = index.rstrip("]")
         if not index:
             value = self.owner.read(name)
-            return (value[0] if value else "") if isinstance(value, list) and name not in "@*" else value
+            return value if name in "@*" else first(value)
         if name in self.owner.maps:
             return self._of_map(name, index)
         value = self.owner.read(name)
         items = [value] if isinstance(value, str) else value
         if index in "@*":
-            return items
+            return [item for item in items if item != HOLE] if HOLE in items else items
         place = self.owner.arithmetic(index)
         if self.owner.why(place):
             return place
-        return items[int(place)] if -len(items) <= int(place) < len(items) else ""
+        found = items[int(place)] if -len(items) <= int(place) < len(items) else ""
+        return "" if found == HOLE else found
 
     def _of_map(self, name: str, index: str) -> Value:
         if index in "@*":

@@ -7,18 +7,34 @@ the simple commands.
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from importers.shell import tree
 from importers.shell.assign import counted
 from importers.shell.budget import pieces
-from importers.shell.conditions import both, either, negate, truth
+from importers.shell.conditions import both, either, negate
 from importers.shell.files import piped
+from importers.shell.glob import matches
+from importers.shell.opaque import cut
 from importers.shell.script import Script
 from importers.shell.tree import Node, Simple
 from importers.shell.values import Value
+from program.errors import InputError
 
+STEP = re.compile(r"\s*(?:(\+\+|--)\s*([A-Za-z_]\w*)|([A-Za-z_]\w*)\s*(\+\+|--))\s*")
+SET = re.compile(r"\s*([A-Za-z_]\w*)\s*(<<|>>|[-+*/%&|^]|)=(?!=)(.*)", re.DOTALL)
 VARIABLE_BYTES = 50
 """A variable's place in a copy of all of them."""
+
+
+class Leave(Exception):
+    """`break`, `continue`, `return` or `exit` on its way out. `levels` counts the loops that it leaves."""
+
+    def __init__(self, kind: str, levels: int, status: bool | None) -> None:
+        super().__init__(kind)
+        self.kind, self.levels, self.status = kind, levels, status
+        self.states: list[dict[str, Value]] = []
+        """The variables of each way that left, where a condition is unknown."""
 
 
 class Flow(ABC):
@@ -28,8 +44,12 @@ class Flow(ABC):
         self.script = script
         self.expander = script.expander
         self.functions: dict[str, list[Node]] = {}
+        self.left: list[tuple[Leave, str]] = []
+        """Ways that left under an unknown condition, and which; they meet the others where they lead to."""
         self.conditions: list[str] = []
         self.budget = script.expander.budget
+        self.loops = 0
+        """Loops around the command, up to the function."""
         self.depth = 0
         """Nested scripts and functions that are being walked: their lines are those of other texts."""
 
@@ -54,7 +74,8 @@ class Flow(ABC):
                 return self.chain(node)
             case tree.Pipeline():
                 piped(self.script, node)
-                statuses = [self.node(part) for part in node.parts]
+                alone = len(node.parts) == 1
+                statuses = [self.node(part) if alone else self.apart([part]) for part in node.parts]
                 return negate(statuses[-1]) if node.negated else statuses[-1]
             case tree.If():
                 self.branches(node.branches, node.otherwise, node.line)
@@ -67,21 +88,31 @@ class Flow(ABC):
             case tree.Function():
                 self.functions[node.name] = node.body
             case tree.Group():
-                before = self.copied(self.expander.variables) if node.apart else None
-                status = self.run(node.body)
-                self.expander.variables = self.expander.variables if before is None else before
-                return status
+                return self.apart(node.body) if node.apart else self.run(node.body)
             case tree.Arithmetic():
                 return self.arithmetic(node)
         return True
 
+    def apart(self, body: list[Node]) -> bool | None:
+        """A subshell: its variables end with it, and `exit` leaves it alone."""
+        before, waiting = self.copied(self.expander.variables), self.left
+        self.left = []
+        try:
+            status = self.run(body)
+        except Leave as leave:
+            status = leave.status
+        self.left = waiting
+        self.expander.variables = before
+        return status
+
     def chain(self, node: tree.Chain) -> bool | None:
+        self.expander.asked = False
         status = self.node(node.first)
         for operator, following in node.rest:
             if status is None:
                 self.either_way([[following], []], self.because(f"the test before {operator}"))
             elif status == (operator == "&&"):
-                status = self.node(following)
+                status = self.guarded(lambda following=following: self.node(following))  # type: ignore[misc]
             else:
                 continue
             status = both(status, True) if operator == "&&" else either(status, False)
@@ -93,14 +124,25 @@ class Flow(ABC):
             return
         condition, body = branches[0]
         self.expander.tested = []
+        self.expander.asked = False
         status = self.run(condition)
         if status is True:
-            self.run(body)
+            self.guarded(lambda: self.run(body))
         elif status is False:
             self.branches(branches[1:], otherwise, line)
         else:
             rest: list[Node] = [tree.If(line, branches[1:], otherwise)]
             self.either_way([body, rest], self.because(f"the condition in line {line}"))
+
+    def guarded(self, run: Callable[[], bool | None]) -> bool | None:
+        """`[ $# -eq 2 ] || exit 1`: whoever asks for the script's arguments was not given them here, and goes on."""
+        asked = self.expander.asked
+        try:
+            return run()
+        except Leave as leave:
+            if not asked or leave.kind != "exit" or leave.status:
+                raise
+            return True
 
     def because(self, what: str) -> str:
         """`what` is unknown, with the undefined variables and arguments that it asks about."""
@@ -119,11 +161,33 @@ class Flow(ABC):
         before = self.expander.variables
         outcomes: list[dict[str, Value]] = []
         self.conditions.append(reason)
+        leaves: list[Leave] = []
         for body in bodies:
             self.expander.variables = self.copied(before)
-            self.run(body)
+            try:
+                self.run(body)
+            except Leave as leave:
+                leave.states.append(self.expander.variables)
+                leaves.append(leave)
+                continue
             outcomes.append(self.expander.variables)
         self.conditions.pop()
+        self.left += [(leave, reason) for leave in leaves]
+        if not outcomes:  # every way leaves: by the one that leads furthest
+            self.left.pop(len(self.left) - len(leaves) + leaves.index(last := max(leaves, key=_reach)))
+            raise last
+        self.merge(outcomes, reason)
+
+    def land(self, here: Callable[[Leave], bool], reason: str = "") -> None:
+        """Where `break`, `return` and their like lead to: the ways that came by one meet the way that did not."""
+        landed = [(leave, why) for leave, why in self.left if here(leave)]
+        self.left = [(leave, why) for leave, why in self.left if not here(leave)]
+        for leave, why in landed:
+            for state in leave.states:
+                self.merge([self.expander.variables, state], reason or why)
+
+    def merge(self, outcomes: list[dict[str, Value]], reason: str) -> None:
+        """Variables that are not the same in all outcomes become unknown for `reason`."""
         for outcome in outcomes:
             self.budget.step(pieces(len(outcome), 8))
         merged: dict[str, Value] = {}
@@ -148,19 +212,42 @@ class Flow(ABC):
         items = [field for raw in node.words for field in counted(raw) or self.expander.fields(raw)]
         self.budget.step(len(items))
         if any(self.expander.why(item) for item in items):
-            self.either_way([node.body, []], f"the loop in line {node.line}")
+            self.either_way([[tree.For(node.line, node.name, ["?"], node.body)], []], f"the loop in line {node.line}")
             return
         for item in items:
             self.budget.step()
             self.expander.variables[node.name] = item
-            self.run(node.body)
+            if not self.turn(node.body):
+                break
+        self.land(lambda leave: leave.kind == "break" and leave.levels == 1)
+        for leave, _ in self.left:
+            leave.levels -= leave.kind in ("break", "continue")
+
+    def turn(self, body: list[Node]) -> bool:
+        """One time through a loop; whether there may be another."""
+        more = True
+        self.loops += 1
+        try:
+            self.run(body)
+        except Leave as leave:
+            if leave.kind not in ("break", "continue"):
+                raise
+            leave.levels -= 1
+            if leave.levels > 0:
+                raise
+            more = leave.kind == "continue"
+        finally:
+            self.loops -= 1
+        self.land(lambda leave: leave.kind == "continue" and leave.levels == 1)
+        return more
 
     def while_(self, node: tree.While) -> None:
         """A loop that ends before it begins is passed over; how often another runs is unknown."""
         self.expander.tested = []
         status = self.run(node.condition) if node.condition else None
         if status is None or status == (not node.until):
-            self.either_way([node.body, []], self.because(f"the loop in line {node.line}"))
+            once = tree.For(node.line, "_", ["once"], node.body)
+            self.either_way([[once], []], self.because(f"the loop in line {node.line}"))
 
     def case(self, node: tree.Case) -> None:
         word = self.expander.text(node.word)
@@ -168,31 +255,39 @@ class Flow(ABC):
             self.expander.tested = reasons
             self.either_way([body for _, body, _ in node.arms] + [[]], self.because(f"the case in line {node.line}"))
             return
-        for patterns, body, _ in node.arms:
+        through = False
+        for patterns, body, ending in node.arms:
             self.budget.step()
-            quoted = ["[[", '"$__case"', "==", *()]
-            for pattern in patterns:
-                self.budget.step()
-                self.expander.variables["__case"] = word
-                if truth([*quoted, pattern, "]]"], self.expander, double=True):
-                    del self.expander.variables["__case"]
-                    self.run(body)
+            if through or any(self.fits(word, pattern, node.line) for pattern in patterns):
+                self.run(body)
+                if ending == ";;":
                     return
-        self.expander.variables.pop("__case", None)
+                through = ending == ";&"
+
+    def fits(self, word: str, raw: str, line: int) -> bool:
+        self.budget.step()
+        pattern = self.expander.pattern(raw)
+        if self.expander.why(pattern):
+            raise InputError(f"line {line}: the pattern {cut(raw, 60)} of this case is unknown")
+        return matches(word, pattern, self.budget)
 
     def arithmetic(self, node: tree.Arithmetic) -> bool | None:
-        match = re.match(r"\s*([A-Za-z_]\w*)\s*(\+\+|--|[-+*/]?=(?!=))\s*(.*)$", node.expression, re.DOTALL)
-        if match:
+        """`(( N++ ))` and `(( N += 2 ))` change N; the status is whether the value is not 0."""
+        value = None
+        if match := STEP.fullmatch(node.expression):
+            name, sign = match[2] or match[3], (match[1] or match[4])[0]
+            before = self.expander.arithmetic(name)
+            self.expander.variables[name] = self.expander.arithmetic(f"{name} {sign} 1")
+            value = before if match[3] else self.expander.variables[name]
+        elif match := SET.fullmatch(node.expression):
             name, sign, right = match.groups()
-            expression = (
-                f"{name} {sign[0]} 1"
-                if sign in ("++", "--")
-                else right
-                if sign == "="
-                else f"{name} {sign[0]} ({right})"
-            )
-            self.expander.variables[name] = self.expander.arithmetic(expression)
-            return True
-        value = self.expander.arithmetic(node.expression)
+            value = self.expander.arithmetic(f"{name} {sign} ({right})" if sign else right)
+            self.expander.variables[name] = value
+        if value is None:
+            value = self.expander.arithmetic(node.expression)
         self.expander.tested += self.expander.why(value)
         return None if self.expander.why(value) else value != "0"
+
+
+def _reach(leave: Leave) -> tuple[int, int]:
+    return ("continue", "break", "return", "exit").index(leave.kind), leave.levels

@@ -99,8 +99,8 @@ def replaced(text: str, pattern: str, by: str, everywhere: bool, budget: Budget)
 
 
 def wild(pattern: str) -> bool:
-    """Whether a pattern is more than plain text."""
-    return bool(set(pattern) & set("*?["))
+    """Whether a pattern is more than plain text; a backslash makes what follows plain."""
+    return bool(set(pattern) & set("*?[\\"))
 
 
 def matches(text: str, pattern: str, budget: Budget) -> bool:
@@ -109,9 +109,14 @@ def matches(text: str, pattern: str, budget: Budget) -> bool:
 
 
 def _tokens(pattern: str) -> Iterator[str]:
-    """`*`, `?`, one character, or a set such as `[!a-z]` without its brackets but with a leading `[` and `!` or `=`."""
+    """`*`, `?`, one character, also one after a backslash, or a set such as `[!a-z]` without its brackets but with a
+    leading `!` or `=`."""
     at = 0
     while at < len(pattern):
+        if pattern[at] == "\\" and at + 1 < len(pattern):
+            yield pattern[at + 1] if pattern[at + 1] not in "*?" else "=" + pattern[at + 1]
+            at += 2
+            continue
         end = pattern.find("]", at + 2 + (pattern[at + 1 : at + 2] in ("!", "^"))) if pattern[at] == "[" else -1
         if end < 0:
             yield pattern[at]

@@ -98,6 +98,8 @@ def _reason(text: str, node: "Node") -> str:
         if opener.type in CLOSERS:
             return _open(opener)
         return f"line {_line(node)}: {node.type} is missing after {_near(text, node.parent)!r}"
+    if node.parent is not None and node.parent.type == "heredoc_redirect":
+        return _never_closed(text, node.parent.children)
     opened: list[Node] = []
     for child in node.children:
         if child.type in ("<<", "<<-"):

@@ -250,7 +250,9 @@ class _Reader:
                 case _:
                     words.append(child)
             header = child.end_byte
-        if not any(child.type in ("<<", "<<-") for child in node.children):  # the grammar reads `--<<E` as `--` `<E`
+        if not any(
+            self.raw(child) in ("<<", "<<-") for child in node.children
+        ):  # the grammar reads `--<<E` as `--` `<E`
             raise InputError(f"line {node.start_point.row + 1}: put a blank before the << of the heredoc")
         made.words += self.words(words)
         first, end = self.text.index("\n", header) + 1, node.children[-1].start_byte  # its node has no blank lines

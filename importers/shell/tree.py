@@ -1,5 +1,5 @@
-"""The command tree of a launch script: one small record for each construct of the shell. Words in it are raw: quotes
-and `$` included.
+"""The command tree of a launch script: one small record for each construct of the shell. Words in it stay as they are
+written, quotes and `$` included.
 """
 
 from dataclasses import dataclass, field

@@ -13,10 +13,19 @@ from importers.shell.budget import Budget
 from importers.shell.opaque import OPAQUE, Kind, Opaque, marker, number_of, shown
 
 Value = str | list[str]
+HOLE = "\udfff"
+"""An element that an array does not have: `A[5]=x` alone."""
 OPAQUE_BYTES = 300
 """What the record of one unknown value takes."""
 SHELL_OWN = frozenset({"RANDOM", "SECONDS", "HOSTNAME", "PWD", "HOME", "USER", "UID", "PPID"})
 """Variables the shell itself sets: known to exist, not known in value."""
+
+
+def first(value: Value) -> str:
+    """What `$A` is: the text, or the first element of an array."""
+    if isinstance(value, str):
+        return value
+    return value[0] if value and value[0] != HOLE else ""
 
 
 @dataclass(slots=True)
@@ -32,6 +41,10 @@ class Values:
     """Why the conditions of the current command are unknown."""
     maps: set[str] = field(default_factory=set)
     """Names of associative arrays."""
+    integers: set[str] = field(default_factory=set)
+    """Names declared with `-i`: what they are given is arithmetic."""
+    asked: bool = False
+    """Whether the current condition asked how many arguments the script has, which were not given."""
     nounset: bool = False
     """Whether `set -u` is on."""
     unread: str = ""
@@ -71,9 +84,12 @@ class Values:
         if name in self.variables:
             return self.variables[name]
         if name in "@*":
+            if "@" in self.variables:
+                return self.variables["@"]
             self.notes["extra arguments of the script ($@) are taken as none"] = None
             return []
         if name == "#":
+            self.asked |= "@" not in self.variables
             return str(len(self.variables.get("@", [])))
         if name in "?!$-":
             return self.opaque("unsupported", f"${name}")
@@ -96,6 +112,10 @@ class Words(Values, ABC):
     @abstractmethod
     def text(self, raw: str) -> str:
         """Expand to one string, without word splitting (assignments, heredocs, case words)."""
+
+    @abstractmethod
+    def pattern(self, raw: str) -> str:
+        """Expand to a glob, in which a backslash stands before what was quoted."""
 
     @abstractmethod
     def fields(self, raw: str) -> list[str]:
