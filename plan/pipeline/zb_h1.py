@@ -2,7 +2,7 @@
 
 Stage r warms up as 1F1B does. Then it takes a forward, an input gradient and, once more than r micro-batches wait for
 their weight gradients, the oldest of those. So the first stage never parts the two, and the bubble is
-(p-1)(F+I-W) while W <= F, where 1F1B's is (p-1)(F+I+W).
+(p-1)(F+I-min(F,I,W)), where 1F1B's is (p-1)(F+I+W).
 """
 
 from collections.abc import Iterator

@@ -16,8 +16,10 @@ from typing import Any
 
 from program import STREAMS, Block, Comm, Instruction, StepProgram
 from program.proofs.error import ProofError, name
-from program.proofs.values_block import Event, Held, Misheld, Part, Reader, Sheet
-from program.proofs.values_step import Books, Key, Wrong
+from program.proofs.values_block import Reader
+from program.proofs.values_books import Key, Wrong
+from program.proofs.values_sheet import Event, Held, Misheld, Part, Sheet
+from program.proofs.values_step import Books
 
 Owner = tuple[int, int]  # call, local buffer
 

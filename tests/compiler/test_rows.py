@@ -96,6 +96,66 @@ def test_any_order_that_can_run_is_proved(seed: int) -> None:
     prove_expanded(program)
 
 
+def test_a_file_with_any_damage_is_refused_or_right(tmp_path: Path) -> None:
+    """Two hundred damaged files: each has sentences, or a program that is proved. Nothing else."""
+    said = {"refused": 0, "proved": 0}
+    for seed in range(200):
+        rng = Random(seed)
+        text = "\n".join(drawn(rng, 2, 1, 3))
+        for _ in range(rng.choice([1, 1, 2, 5])):
+            text = damaged(rng, text)
+        file = tmp_path / f"{seed}.csv"
+        file.write_bytes(text.encode("utf-8", "surrogatepass"))
+        try:
+            program, _ = small({"pipeline_parallel": 2, "global_batch_size": 3, "schedule": str(file)}, layers=2)
+        except InputError:
+            said["refused"] += 1
+            continue
+        prove(program)
+        said["proved"] += 1
+    assert min(said.values()) >= 10, said
+
+
+HOSTILE = [
+    "",
+    ",",
+    "\n",
+    "\x00",
+    "\ufeff",
+    "\ud800",
+    "٣F0",
+    "0F99999999999",
+    "-1F0",
+    "0F0",
+    "1B2",
+    "0W1",
+    "0I1",
+    " ",
+    "F",
+    "9",
+]
+
+
+def damaged(rng: Random, text: str) -> str:
+    """One cell moved, doubled, dropped or exchanged, two lines exchanged, or hostile text put in anywhere."""
+    rows = [line.split(",") for line in text.split("\n")]
+    row = rng.choice(rows)
+    at, to = rng.randrange(len(row)), rng.randrange(len(row))
+    kind = rng.choice(["move", "move", "double", "drop", "swap rows", "hostile", "hostile"])
+    if kind == "hostile":
+        place = rng.randrange(len(text) + 1)
+        return text[:place] + rng.choice(HOSTILE) + text[place + rng.choice([0, 0, 1, 2]) :]
+    if kind == "swap rows":
+        rows.reverse()
+    elif kind == "move":
+        row.insert(to, row.pop(at))
+    elif kind == "double":
+        row.insert(to, row[at])
+    elif len(row) > 1:
+        row.pop(at)
+    return "\n".join(",".join(row) for row in rows)
+
+
 def drawn(rng: Random, p: int, v: int, m: int) -> list[str]:
     """Rows of a random order that waits for nothing in a circle."""
     left = {(s, phase, k) for s in range(p * v) for k in range(m) for phase in rng.choice(["FB", "FIW"])}

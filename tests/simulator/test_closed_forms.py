@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from calibration.profile import load_profile
 from program import KernelCall, expand
@@ -29,28 +31,38 @@ FREE = {"issue_s": 0.0, "alpha_s": 0.0, "bus_bytes_per_s": float("inf"), "nic_by
 
 @dataclass
 class EqualParts(FakeProfile):
-    """A layer's attention takes a millisecond forward and one for its input gradient; the two bias gradients stand for
-    the weight gradients and take `weights` of a millisecond together. Everything else takes nothing."""
+    """A layer's attention takes `forward` milliseconds, and `inputs` for its input gradient; the two bias gradients
+    stand for the weight gradients and take `weights` together. Everything else takes nothing."""
 
+    forward: float = 1.0
+    inputs: float = 1.0
     weights: float = 1.0
 
     def kernel_s(self, call: KernelCall) -> float:
-        shares = {"attention_forward": 1.0, "attention_backward": 1.0, "bias_grad": self.weights / 2}
+        shares = {
+            "attention_forward": self.forward,
+            "attention_backward": self.inputs,
+            "bias_grad": self.weights / 2,
+        }
         return FORWARD_S * self.factor * shares.get(call.op, 0.0)
 
 
-@pytest.mark.parametrize("more", [0, 3])
 @pytest.mark.parametrize("stages", [2, 4, 8])
-@pytest.mark.parametrize("weights", [1.0, 0.5])
-def test_weight_gradients_fill_the_drain(stages: int, more: int, weights: float) -> None:
-    """The bubble is (p-1)(F+I+W) in 1F1B and (p-1)(F+I-W) in ZB-H1: 3(p-1)F and (p-1)F where the three are equal."""
+@settings(max_examples=5)
+@given(st.integers(0, 3), st.tuples(*[st.sampled_from([1.0, 0.5, 0.8, 1.7])] * 3))
+@example(0, (1.0, 1.0, 1.0))
+@example(3, (1.0, 1.0, 0.5))
+def test_weight_gradients_fill_the_drain(stages: int, more: int, times: tuple[float, float, float]) -> None:
+    """The bubble is (p-1)(F+I+W) in 1F1B and in ZB-H1 (p-1)(F+I-W), 3(p-1)F and (p-1)F where the three are equal. A
+    weight gradient fills no more of it than the shorter of the other two."""
     microbatches = 2 * stages + more
+    f, i, w = times
     plan = {"pipeline_parallel": stages, "global_batch_size": microbatches, "attention": "flash"}
-    work = microbatches * (2 + weights)
-    for schedule, bubble in (("1f1b", 2 + weights), ("zb-h1", 2 - weights)):
+    for schedule, bubble in (("1f1b", f + i + w), ("zb-h1", f + i - min(w, f, i))):
         program, run = small(plan | {"schedule": schedule}, layers=stages)
-        simulation = simulate(program, run.cluster, EqualParts(weights=weights, **FREE))
-        assert simulation.step_time_s / FORWARD_S - work == pytest.approx((stages - 1) * bubble, abs=1e-9)
+        simulation = simulate(program, run.cluster, EqualParts(forward=f, inputs=i, weights=w, **FREE))
+        expected = microbatches * (f + i + w) + (stages - 1) * bubble
+        assert simulation.step_time_s / FORWARD_S == pytest.approx(expected, abs=1e-8)
 
 
 def test_what_waits_for_its_weight_gradients_is_memory() -> None:
@@ -79,19 +91,21 @@ def test_bubble_of_a_pipeline(schedule: str, stages: int, microbatches: int) -> 
     assert simulation.breakdown["compute"] == pytest.approx(microbatches / (microbatches + stages - 1), rel=1e-9)
 
 
-def test_interleaving_divides_the_bubble() -> None:
+@pytest.mark.parametrize(("stages", "chunks"), [(2, 2), (4, 2), (2, 3), (8, 2)])
+def test_interleaving_divides_the_bubble(stages: int, chunks: int) -> None:
     """With v chunks a stage the bubble time is (p-1)(F+B)/v."""
+    microbatches = 2 * stages
     plan = {
-        "pipeline_parallel": 2,
-        "virtual_pipeline": 2,
+        "pipeline_parallel": stages,
+        "virtual_pipeline": chunks,
         "schedule": "interleaved-1f1b",
-        "global_batch_size": 4,
+        "global_batch_size": microbatches,
         "attention": "flash",
     }
-    program, run = small(plan)
+    program, run = small(plan, layers=stages * chunks)
     simulation = simulate(program, run.cluster, EqualForwardAndBackward(**FREE))
-    work = 4 * 2 * 2 * FORWARD_S
-    assert simulation.step_time_s == pytest.approx(work + 2 * FORWARD_S, rel=1e-9)
+    work = microbatches * 2 * chunks
+    assert simulation.step_time_s / FORWARD_S == pytest.approx(work + (stages - 1) * 2, rel=1e-9)
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
