@@ -39,6 +39,8 @@ class Setting:
     train: int | None = None
     clip: float | None = None
     semantics: Semantics = "current"
+    precision: str = "bf16"
+    """What a trainer fills in: the type of the model's configuration, else bf16, which A100 and later have."""
 
 
 def is_deepspeed(config: Mapping[str, Any]) -> bool:
@@ -187,8 +189,20 @@ def _precision(config: dict[str, Any], setting: Setting, ledger: Ledger) -> dict
     ]
     if len(on) == 2:
         ledger.problem("fp16.enabled and bf16.enabled exclude each other; keep one")
+    if not on and setting.script:
+        return {}
+    off = [name for name in ("fp16", "bf16") if "enabled" in config.get(name, {})]
+    if not on and off:
+        return {"precision": "fp32"}
     if not on:
-        return {} if setting.script else {"precision": "fp32"}
+        ledger.warn(
+            f"the JSON leaves the precision to the trainer: {setting.precision} is taken, as trainers fill it in on"
+            " A100 and later; --set plan.precision=fp32 is what DeepSpeed does by itself"
+        )
+        if setting.precision == "fp32":
+            return {"precision": "fp32"}
+        on = [setting.precision]
+        config = {**config, on[0]: {}}
     section = config[on[0]]
     if on[0] == "fp16":
         scale = ledger.number(section.get("loss_scale", 0), "fp16.loss_scale")

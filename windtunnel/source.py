@@ -34,6 +34,7 @@ class RunSource:
     model: str = ""
     variables: tuple[str, ...] = ()
     allow_read: tuple[str, ...] = ()
+    accept_unknown: bool = False
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -100,6 +101,8 @@ class RunSource:
                 model=self.model or None,
                 variables=self._variables(),
                 allow_read=self._folders(),
+                overrides=self.overrides,
+                accept_unknown=self.accept_unknown,
             )
         except InputError as error:
             raise type(error)(_with_remedy(problem) for problem in error.problems) from None

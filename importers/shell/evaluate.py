@@ -196,6 +196,8 @@ class _Walk(Flow):
         """Record a command; a nested `bash -c "…"` or `ssh host "…"` is evaluated, its prefix kept as the launcher."""
         if words[0] in ("ssh", "pdsh", "clush") and len(words) > 2 and " " in words[-1]:
             words = [*words[:-1], "bash", "-c", words[-1]]
+        if len(words) > 2 and words[-2] in ("-c", "--") and re.search(r"\s", words[-1]) and words[-3] not in SHELLS:
+            words = [*words[:-2], "bash", "-c", words[-1]]  # `launcher -c 'python train.py …'`
         place = next(
             (i for i, word in enumerate(words[:-1]) if word in SHELLS and words[i + 1] in ("-c", "-lc", "-ec", "-xc")),
             None,

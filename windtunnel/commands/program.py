@@ -33,6 +33,7 @@ def program(
     model: o.Model = "",
     var: o.Var = [],  # noqa: B006
     allow_read: o.AllowRead = [],  # noqa: B006
+    accept_unknown: o.AcceptUnknown = False,
     as_json: o.Json = False,
 ) -> int:
     """Print the step program of a rank: every instruction, in host issue order, with waits and kernel calls."""
@@ -41,7 +42,7 @@ def program(
     from windtunnel.simulating import compile_run
     from windtunnel.source import RunSource
 
-    source = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read))
+    source = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read), accept_unknown)
     program = compile_run(source.load())
     if not 0 <= rank < program.world:
         raise InputError(f"--rank {rank}: the run has ranks 0 to {program.world - 1}")
@@ -65,6 +66,7 @@ def import_(
     model: o.Model = "",
     var: o.Var = [],  # noqa: B006
     allow_read: o.AllowRead = [],  # noqa: B006
+    accept_unknown: o.AcceptUnknown = False,
     output: o.Output = "",
     as_json: o.Json = False,
 ) -> int:
@@ -72,7 +74,10 @@ def import_(
     from windtunnel import output as say
     from windtunnel.source import RunSource
 
-    source, target = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read)), output or None
+    source, target = (
+        RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read), accept_unknown),
+        output or None,
+    )
     resolved = source.load()
     if as_json:
         plain = {"run": resolved.to_dict(), "notes": source.notes, "warnings": source.warnings, "written": target}
@@ -101,6 +106,7 @@ def export(
     model: o.Model = "",
     var: o.Var = [],  # noqa: B006
     allow_read: o.AllowRead = [],  # noqa: B006
+    accept_unknown: o.AcceptUnknown = False,
     output: o.Output = "",
     as_json: o.Json = False,
 ) -> int:
@@ -109,7 +115,10 @@ def export(
     from windtunnel import output as say
     from windtunnel.source import RunSource
 
-    source, target = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read)), output or None
+    source, target = (
+        RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read), accept_unknown),
+        output or None,
+    )
     script = megatron_script(source.load())
     if target:
         _write(Path(target), script)
