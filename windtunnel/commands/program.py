@@ -16,7 +16,8 @@ from program.errors import InputError
 from windtunnel.commands import options as o
 
 if TYPE_CHECKING:
-    from plan.run import Run
+    from collections.abc import Mapping
+
     from program import Placed, StepProgram
     from windtunnel.source import RunSource
 
@@ -74,19 +75,16 @@ def import_(
     from windtunnel import output as say
     from windtunnel.source import RunSource
 
-    source, target = (
-        RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read), accept_unknown),
-        output or None,
-    )
-    resolved = source.load()
+    source = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read), accept_unknown, False)
+    plain, target = source.translated(), output or None
     if as_json:
-        plain = {"run": resolved.to_dict(), "notes": source.notes, "warnings": source.warnings, "written": target}
-        say.emit_json(plain)
+        said = {"run": plain, "notes": source.notes, "warnings": source.warnings, "written": target}
+        say.emit_json(said)
     if target:
-        _write(Path(target), run_yaml(resolved, source))
+        _write(Path(target), run_yaml(plain, source))
         say.note(f"wrote {target}")
     elif not as_json:
-        say.emit(run_yaml(resolved, source))
+        say.emit(run_yaml(plain, source))
     _notes(source)
     return 0
 
@@ -115,10 +113,8 @@ def export(
     from windtunnel import output as say
     from windtunnel.source import RunSource
 
-    source, target = (
-        RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read), accept_unknown),
-        output or None,
-    )
+    source = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read), accept_unknown)
+    target = output or None
     script = megatron_script(source.load())
     if target:
         _write(Path(target), script)
@@ -179,15 +175,15 @@ def _instruction(placed: Placed) -> dict[str, Any]:
     }
 
 
-def run_yaml(run: Run, source: RunSource) -> str:
-    """The run as a YAML run file that loads to an equal run; the importer's notes stand above it as comments."""
+def run_yaml(run: Mapping[str, Any], source: RunSource) -> str:
+    """The sections of a run as a YAML run file that loads to an equal run, below the importer's notes as comments."""
     import yaml
 
     head = [
         f"# from {Path(source.path).name}",
         *(f"# {line}" for note in (*source.warnings, *source.notes) for line in note.splitlines()),
     ]
-    plain = json.loads(json.dumps(run.to_dict()))
+    plain = json.loads(json.dumps(run))
     body = yaml.safe_dump(plain, sort_keys=False, width=110, default_flow_style=None, allow_unicode=True)
     return "\n".join(head) + "\n" + body
 
