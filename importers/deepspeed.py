@@ -64,7 +64,7 @@ def read(text: str, where: str) -> dict[str, Any]:
 
 def translate(config: Mapping[str, Any], setting: Setting, ledger: Ledger) -> dict[str, Any]:
     """Parts of a run: {"plan": ..., "optimizer": ...}. Problems and warnings go to the ledger."""
-    clean = in_range(_resolve_auto(_known(config, "", ledger), ledger), ledger)
+    clean = in_range(_resolve_auto(_known(config, "", ledger), setting.script, ledger), ledger)
     plan: dict[str, Any] = {"implementation": "deepspeed"}
     plan |= _batch(clean, setting, ledger)
     plan |= _precision(clean, setting, ledger)
@@ -108,7 +108,7 @@ def _known(config: Mapping[str, Any], section: str, ledger: Ledger) -> dict[str,
     return result
 
 
-def _resolve_auto(config: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
+def _resolve_auto(config: dict[str, Any], script: bool, ledger: Ledger) -> dict[str, Any]:
     """Without the values a trainer was to fill in; one warning lists them."""
     found: list[str] = []
 
@@ -123,12 +123,13 @@ def _resolve_auto(config: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
         return kept
 
     result = strip(config, "")
-    if found:
+    precision = () if script else ("fp16.enabled", "bf16.enabled")  # a JSON alone has a sentence of its own for it
+    if open_ := [name for name in found if name not in precision]:
         ledger.warn(
-            f'still "auto", to be filled by a trainer, and taken at their defaults here: {", ".join(found)}; give them'
+            f'still "auto", to be filled by a trainer, and taken at their defaults here: {", ".join(open_)}; give them'
             " values"
         )
-        if {"train_batch_size", "train_micro_batch_size_per_gpu"} & set(found) and not {
+        if {"train_batch_size", "train_micro_batch_size_per_gpu"} & set(open_) and not {
             "train_batch_size",
             "train_micro_batch_size_per_gpu",
         } & set(result):
