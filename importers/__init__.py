@@ -26,11 +26,12 @@ from typing import Any
 from importers import deepspeed, megatron, neox, torchtitan, torchtitan_script
 from importers.deepspeed_optimizer import Semantics
 from importers.detection import Format, classify, detect
-from importers.megatron import Request
+from importers.overrides import DEEPSPEED, TORCHTITAN, flat, laid
 from importers.shell import Script, read_script
-from importers.world import World, agree, cluster_section
-from plan import huggingface
+from importers.world import Request, World, agree, cluster_section
+from plan import huggingface, presets
 from plan.ledger import Ledger
+from plan.lenient_json import read_json
 from program.errors import InputError
 from program.files import text_of
 
@@ -62,6 +63,9 @@ def import_file(
     allow_read: Sequence[str | Path] = (),
     strict: bool = False,
     deepspeed_semantics: Semantics = "current",
+    overrides: Sequence[str] = (),
+    accept_unknown: bool = False,
+    needs_cluster: bool = True,
     refuse: bool = True,
 ) -> ImportResult:
     """Read a file of any accepted format into a run dict.
@@ -69,6 +73,9 @@ def import_file(
     `cluster` (a preset name or cluster keys), `nodes` and `model` (a preset name, a config.json path or model keys) add
     or override what the file says; `variables` define shell variables of a script; what a script names is read below
     its own folder and those of `allow_read` only; `strict` makes unknown names errors.
+    `overrides` (`section.key=value`) count before anything is derived; lay them over the run once more for the keys
+    that no file says. `accept_unknown` leaves out unknown flags of the model or its layout, which are refused
+    otherwise; without `needs_cluster` a file that names no cluster gives a run without one.
     Raises `InputError` with every problem found, or `NotYetForecast` when the file is right but asks for what is not
     forecast yet; `refuse=False` returns them instead.
     """
@@ -76,7 +83,7 @@ def import_file(
     text = text_of(where)
     kind, content = classify(text, where)
     ledger = Ledger(strict=strict)
-    request = Request(cluster, nodes, model, deepspeed_semantics)
+    request = Request(cluster, nodes, model, deepspeed_semantics, flat(overrides), accept_unknown, needs_cluster)
     if kind == "megatron":
         script = read_script(text, variables, where, [Path(folder) for folder in allow_read])
         try:
@@ -110,7 +117,7 @@ def _script(script: Script, request: Request, ledger: Ledger) -> tuple[Format, d
 
 def _sized(request: Request, ledger: Ledger) -> tuple[dict[str, Any], World]:
     """The cluster section and world of a file that says nothing about machines."""
-    return cluster_section(agree([], ledger), request.cluster, request.nodes, {}, ledger)
+    return cluster_section(agree([], ledger), request, {}, ledger)
 
 
 def _run(content: Mapping[str, Any], request: Request, ledger: Ledger) -> dict[str, Any]:
@@ -129,8 +136,9 @@ def _run(content: Mapping[str, Any], request: Request, ledger: Ledger) -> dict[s
 
 def _deepspeed(content: Mapping[str, Any], request: Request, ledger: Ledger) -> dict[str, Any]:
     cluster, world = _sized(request, ledger)
-    setting = deepspeed.Setting(ranks=world.size, where=_where(request, world), semantics=request.semantics)
-    run = deepspeed.translate(content, setting, ledger)
+    where, precision = _where(request, world), _precision(request, cluster)
+    setting = deepspeed.Setting(ranks=world.size, where=where, semantics=request.semantics, precision=precision)
+    run = deepspeed.translate(laid(content, request.asked, DEEPSPEED), setting, ledger)
     if run["plan"]["zero_stage"] <= 1:
         run["plan"]["attention"] = "flash"
         ledger.warn(
@@ -141,14 +149,39 @@ def _deepspeed(content: Mapping[str, Any], request: Request, ledger: Ledger) -> 
         ledger.problem("a DeepSpeed JSON does not describe a model: add --model PRESET (or the path of a config.json)")
     else:
         run["model"] = megatron.model_of(request.model, ledger)
+        _fused_dropout(run, request, ledger)
     return run | ({"cluster": cluster} if cluster else {})
+
+
+def _fused_dropout(run: dict[str, Any], request: Request, ledger: Ledger) -> None:
+    """The attention is our default, so a model with attention dropout is no contradiction of the user's."""
+    model, attention = run["model"], request.asked.get("plan.attention", run["plan"].get("attention"))
+    name = str(model.get("preset"))
+    known = presets.preset("models", name) if name in presets.names("models") else {}
+    dropout = model.get("attention_dropout", known.get("attention_dropout"))
+    if attention == "flash" and dropout:
+        ledger.warn(
+            f"attention dropout {dropout:g} happens inside the flash kernel, where it is not forecast; it is set to 0"
+            " (--set plan.attention=unfused keeps it)"
+        )
+        run["model"] = {**model, "attention_dropout": 0.0}
+
+
+def _precision(request: Request, cluster: Mapping[str, Any]) -> str:
+    """What a trainer fills in where the JSON says nothing: the type that a config.json names, else bf16."""
+    named: object = None
+    if isinstance(request.model, str) and request.model.endswith(".json"):
+        config = read_json(text_of(Path(request.model)), request.model)
+        named = config.get("torch_dtype", config.get("dtype"))
+    words = {"float16": "fp16", "float32": "fp32", "bfloat16": "bf16"}
+    return words.get(str(named), "fp32" if cluster.get("preset") == "cpu" else "bf16")
 
 
 def _torchtitan(
     content: Mapping[str, Any], request: Request, ledger: Ledger, stated: World | None = None
 ) -> dict[str, Any]:
-    cluster, world = cluster_section(stated or World(), request.cluster, request.nodes, {}, ledger)
-    run = torchtitan.translate(content, ledger, world.size)
+    cluster, world = cluster_section(stated or World(), request, {}, ledger)
+    run = torchtitan.translate(laid(content, request.asked, TORCHTITAN), ledger, world.size)
     if request.model is not None:
         length = run["model"].get("seq_length")
         run["model"] = megatron.model_of(request.model, ledger) | ({"seq_length": length} if length else {})
@@ -169,7 +202,7 @@ def _huggingface(content: Mapping[str, Any], request: Request, ledger: Ledger) -
 def _neox(content: Mapping[str, Any], request: Request, ledger: Ledger) -> dict[str, Any]:
     cluster, world = _sized(request, ledger)
     setting = deepspeed.Setting(where=_where(request, world), semantics=request.semantics)
-    run = neox.translate(content, setting, world.size, ledger)
+    run = neox.translate(content, setting, world.size, ledger, request.asked)
     if request.model is not None:
         run["model"] = megatron.model_of(request.model, ledger)
     return run | ({"cluster": cluster} if cluster else {})

@@ -16,7 +16,7 @@ from importers import flags
 from importers.flag_ranges import RANGES
 from importers.flag_words import WORDS
 from importers.shell.expand import Expander
-from plan.ledger import Ledger
+from plan.ledger import MOST_HINTS, MOST_NAME, Ledger, nearest
 
 
 @dataclass(slots=True)
@@ -77,9 +77,14 @@ class Arguments:
         first, *rest = new.split()
         self.ledger.note(f"{flag} is an old form of {new}" + (f": {remark}" if remark else ""))
         self.old[first] = flag
+        rest = [" ".join(values) if word == "VALUE" else word for word in rest]
         for name, value in zip(rest[1::2], rest[2::2], strict=True):
             self.given.setdefault(name, [value])
         return first, rest[:1] or values
+
+    def override(self, values: dict[str, object]) -> None:
+        """What the command line says instead of a flag."""
+        self.given |= {flag: [str(value)] for flag, value in values.items()}
 
     def has(self, flag: str) -> bool:
         """Whether a flag was given; counts as translated."""
@@ -128,9 +133,12 @@ class Arguments:
         bounds = RANGES.get(flag, {})
         return default if value is None else self.ledger.number(value, self.old.get(flag, flag), **bounds)
 
-    def finish(self) -> None:
-        """Account for every flag that was not translated."""
+    def finish(self, accept_unknown: bool = False) -> None:
+        """Account for every flag that was not translated. One that nobody knows is refused where its name says that
+        it changes the model, its precision, its layout or its memory, unless `accept_unknown`.
+        """
         without: list[str] = []
+        refused = 0
         for flag, values in self.given.items():
             if flag in self.read:
                 continue
@@ -139,8 +147,17 @@ class Arguments:
                 self.ledger.warn(f"{' '.join([flag, *map(self.expander.show, values)])}: {flags.UNMODELLED[flag][1]}")
             elif flag in flags.NO_EFFECT or what is not None or flag in flags.TRANSLATED:
                 without.append(flag)
-            else:
+            elif accept_unknown or not flags.MATTERS.search(flag):
                 self.ledger.unknown(flag, flags.known_flags(), "flag")
+            else:
+                refused += 1
+                near = nearest(flag, flags.known_flags()) if refused <= MOST_HINTS and len(flag) <= MOST_NAME else None
+                written = " ".join([flag, *map(self.expander.show, values)])
+                self.ledger.problem(
+                    f"unknown flag {written}: it may change the model, its precision, its layout or its memory;"
+                    + (f" did you mean --{near.lstrip('-')}?" if near else "")
+                    + " --accept-unknown forecasts the run without it"
+                )
             self._mention_unknown(flag, values)
         self.ledger.no_effect(without, "flags")
 

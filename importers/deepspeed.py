@@ -39,6 +39,8 @@ class Setting:
     train: int | None = None
     clip: float | None = None
     semantics: Semantics = "current"
+    precision: str = "bf16"
+    """What a trainer fills in: the type of the model's configuration, else bf16, which A100 and later have."""
 
 
 def is_deepspeed(config: Mapping[str, Any]) -> bool:
@@ -62,7 +64,7 @@ def read(text: str, where: str) -> dict[str, Any]:
 
 def translate(config: Mapping[str, Any], setting: Setting, ledger: Ledger) -> dict[str, Any]:
     """Parts of a run: {"plan": ..., "optimizer": ...}. Problems and warnings go to the ledger."""
-    clean = in_range(_resolve_auto(_known(config, "", ledger), ledger), ledger)
+    clean = in_range(_resolve_auto(_known(config, "", ledger), setting.script, ledger), ledger)
     plan: dict[str, Any] = {"implementation": "deepspeed"}
     plan |= _batch(clean, setting, ledger)
     plan |= _precision(clean, setting, ledger)
@@ -106,7 +108,7 @@ def _known(config: Mapping[str, Any], section: str, ledger: Ledger) -> dict[str,
     return result
 
 
-def _resolve_auto(config: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
+def _resolve_auto(config: dict[str, Any], script: bool, ledger: Ledger) -> dict[str, Any]:
     """Without the values a trainer was to fill in; one warning lists them."""
     found: list[str] = []
 
@@ -121,12 +123,13 @@ def _resolve_auto(config: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
         return kept
 
     result = strip(config, "")
-    if found:
+    precision = () if script else ("fp16.enabled", "bf16.enabled")  # a JSON alone has a sentence of its own for it
+    if open_ := [name for name in found if name not in precision]:
         ledger.warn(
-            f'still "auto", to be filled by a trainer, and taken at their defaults here: {", ".join(found)}; give them'
+            f'still "auto", to be filled by a trainer, and taken at their defaults here: {", ".join(open_)}; give them'
             " values"
         )
-        if {"train_batch_size", "train_micro_batch_size_per_gpu"} & set(found) and not {
+        if {"train_batch_size", "train_micro_batch_size_per_gpu"} & set(open_) and not {
             "train_batch_size",
             "train_micro_batch_size_per_gpu",
         } & set(result):
@@ -187,8 +190,20 @@ def _precision(config: dict[str, Any], setting: Setting, ledger: Ledger) -> dict
     ]
     if len(on) == 2:
         ledger.problem("fp16.enabled and bf16.enabled exclude each other; keep one")
+    if not on and setting.script:
+        return {}
+    off = [name for name in ("fp16", "bf16") if "enabled" in config.get(name, {})]
+    if not on and off:
+        return {"precision": "fp32"}
     if not on:
-        return {} if setting.script else {"precision": "fp32"}
+        ledger.warn(
+            f"the JSON leaves the precision to the trainer: {setting.precision} is taken, as trainers fill it in on"
+            " A100 and later; --set plan.precision=fp32 is what DeepSpeed does by itself"
+        )
+        if setting.precision == "fp32":
+            return {"precision": "fp32"}
+        on = [setting.precision]
+        config = {**config, on[0]: {}}
     section = config[on[0]]
     if on[0] == "fp16":
         scale = ledger.number(section.get("loss_scale", 0), "fp16.loss_scale")

@@ -62,6 +62,17 @@ RENAMED: dict[str, tuple[str, object]] = {
         "zero_optimization.stage3_gather_16bit_weights_on_model_save",
         None,
     ),
+    **{
+        f"zero_optimization.{name}": (f"zero_optimization.stage3_{name}", None)
+        for name in (
+            "prefetch_bucket_size",
+            "param_persistence_threshold",
+            "model_persistence_threshold",
+            "max_live_parameters",
+            "max_reuse_distance",
+            "gather_16bit_weights_on_model_save",
+        )
+    },
 }
 """Old name → new name, and the value that `true` stands for."""
 
@@ -74,12 +85,13 @@ LEAST = {
         zero_optimization.offload_param.buffer_count zero_optimization.offload_param.buffer_size
         zero_optimization.offload_param.max_in_cpu fp16.initial_scale_power fp16.loss_scale_window fp16.hysteresis
         fp16.loss_scale fp16.min_loss_scale gradient_clipping scheduler.params.warmup_num_steps
-        scheduler.params.warmup_max_lr optimizer.params.lr optimizer.params.weight_decay""".split(),
+        scheduler.params.warmup_max_lr optimizer.params.lr optimizer.params.weight_decay
+        zero_optimization.sub_group_size""".split(),
         0,
     ),
     **dict.fromkeys(
         """zero_optimization.reduce_bucket_size zero_optimization.allgather_bucket_size
-        zero_optimization.sub_group_size scheduler.params.total_num_steps""".split(),
+        scheduler.params.total_num_steps""".split(),
         1,
     ),
 }

@@ -7,6 +7,7 @@ way that the forecast leaves out (each is a warning with its reason), and NO_EFF
 of a step.
 """
 
+import re
 from typing import NamedTuple
 
 
@@ -85,7 +86,10 @@ RENAMED: dict[str, tuple[str, str]] = {
         "Megatron-DeepSpeed still uses the old flag",
     ),
     "--checkpoint-num-layers": ("--recompute-num-layers", ""),
-    "--activations-checkpoint-method": ("--recompute-method", ""),
+    "--activations-checkpoint-method": (
+        "--recompute-method VALUE --recompute-granularity full",
+        "alone it recomputed whole layers",
+    ),
     "--distribute-checkpointed-activations": ("--distribute-saved-activations", ""),
     "--fp32-allreduce": ("--accumulate-allreduce-grads-in-fp32", ""),
     "--use-deepspeed": ("--deepspeed", "this form appears in tutorials only; no version of Megatron reads it"),
@@ -260,6 +264,14 @@ FAMILIES_OF_OTHER_MODELS = _families(
     }
 )
 """Options of features whose switch (--num-experts, --multi-latent-attention, ...) decides; alone they do nothing."""
+
+
+MATTERS = re.compile(
+    r"attention|attn|head|layer|hidden|ffn|mlp|norm|embed|rotary|rope|position|window|expert|moe|glu|relu|gelu|bias"
+    r"|vocab|precision|fp[0-9]|bf16|dtype|quant|parallel|pipeline|tensor|shard|fsdp|zero|recompute|activation"
+    r"|offload|query|kv|seq|batch|residual|tie|dropout|optimizer"
+)
+"""Names of flags that change architecture, precision, layout or memory."""
 
 
 def known_flags() -> list[str]:

@@ -10,11 +10,9 @@ The script is evaluated (never executed), its training command found, and every 
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from importers.arguments import Arguments
-from importers.deepspeed_optimizer import Semantics
 from importers.launch import Launch, find_launch
 from importers.launch_size import cluster_hints, size_statements
 from importers.megatron_batch import explain_batch
@@ -22,8 +20,9 @@ from importers.megatron_deepspeed import lay_deepspeed
 from importers.megatron_model import model_section
 from importers.megatron_plan import plan_section
 from importers.megatron_training import training_sections
+from importers.overrides import MEGATRON
 from importers.shell.script import Script
-from importers.world import World, agree, cluster_section
+from importers.world import Request, World, agree, cluster_section
 from plan import presets
 from plan.ledger import Ledger, set_path
 from program.files import parse_yaml
@@ -49,22 +48,6 @@ MOST_PROGRAM = 512
 """Characters at the end of a program's path that tell what it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the user adds to a file: the cluster, the number of nodes, a model, the DeepSpeed release."""
-
-    cluster: str | Mapping[str, Any] | None = None
-    nodes: int | None = None
-    model: str | Mapping[str, Any] | None = None
-    semantics: Semantics = "current"
-
-    @property
-    def sized(self) -> bool:
-        """Whether the user says how many nodes or GPUs run."""
-        stated = self.cluster if isinstance(self.cluster, Mapping) else {}
-        return self.nodes is not None or bool({"nodes", "gpus"} & set(stated))
-
-
 def translate(script: Script, request: Request, ledger: Ledger) -> dict[str, Any]:
     """The run of a script. Problems go to the ledger; what can be translated is."""
     for warning in script.warnings:
@@ -75,6 +58,7 @@ def translate(script: Script, request: Request, ledger: Ledger) -> dict[str, Any
         return said
     _program(launch, ledger)
     arguments = Arguments.parse(launch.flags, script.expander, ledger)
+    arguments.override({MEGATRON[key]: value for key, value in request.asked.items() if key in MEGATRON})
     cluster, world = _cluster(script, launch, said, request, ledger)
     model = _model(arguments, request, ledger)
     plan = plan_section(arguments, _layers(model), ledger)
@@ -82,11 +66,12 @@ def translate(script: Script, request: Request, ledger: Ledger) -> dict[str, Any
     run: dict[str, Any] = {"model": model, "plan": plan}
     if cluster:
         run = {"model": model, "cluster": cluster, "plan": plan}
-    lay_deepspeed(script, arguments, run, world, request.semantics, ledger)
+    lay_deepspeed(script, arguments, run, world, request, ledger)
+    plan |= request.of("plan", ("attention", "recompute", "precision"))
     batch = explain_batch(arguments, plan, world, ledger)
     run |= training_sections(arguments, batch, _whole(model.get("seq_length")), run.pop("optimizer", {}), ledger)
     _attention_dropout(model, plan, ledger)
-    arguments.finish()
+    arguments.finish(request.accept_unknown)
     for section in ("model", "plan", "optimizer", "train", "data", "checkpoint", "budget"):
         if isinstance(said.get(section), Mapping):
             run[section] = presets.merge(run.get(section, {}), said[section])
@@ -144,7 +129,7 @@ def _cluster(
     stated = dict(said.get("cluster", {}))
     if not stated and request.cluster is None:
         stated = cluster_hints(script, ledger)
-    return cluster_section(world, request.cluster, request.nodes, stated, ledger)
+    return cluster_section(world, request, stated, ledger)
 
 
 def _model(arguments: Arguments, request: Request, ledger: Ledger) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from importers import deepspeed, partitioned
 from importers.arguments import Arguments
 from importers.deepspeed_optimizer import Semantics
 from importers.megatron_plan import model_parallel
+from importers.overrides import DEEPSPEED, laid
 from importers.shell.script import Script
-from importers.world import World
+from importers.world import Request, World
 from plan.ledger import Ledger
 from program.errors import InputError
 
@@ -21,7 +22,7 @@ def lay_deepspeed(
     a: Arguments,
     run: dict[str, Any],
     world: World,
-    semantics: Semantics,
+    request: Request,
     ledger: Ledger,
 ) -> None:
     """Lay the DeepSpeed configuration over the plan: JSON wins for ZeRO, both must agree on the batch."""
@@ -44,7 +45,8 @@ def lay_deepspeed(
             " to mean it"
         )
     config = _config(script, name, ledger)
-    pieces = _pieces(config, stage, _setting(a, plan, world, semantics), "--clip-grad" in a.given, ledger)
+    config = laid(config, request.asked, DEEPSPEED) if config else config
+    pieces = _pieces(config, stage, _setting(a, plan, world, request.semantics), "--clip-grad" in a.given, ledger)
     _same_precision(plan, pieces["plan"], ledger)
     _lay_over(plan, pieces["plan"], (config or {}).get("zero_optimization"), alone, ledger)
     run["optimizer"] = pieces.get("optimizer", {})

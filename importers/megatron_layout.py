@@ -61,7 +61,8 @@ def pipeline_layout(
     if not layers or not stages or stages == 1:
         return {}
     if text is not None:
-        return {"pipeline_layout": _layout_string(text, ledger)}
+        layout = _layout_string(text, ledger)
+        return {"pipeline_layout": layout} | _implied(layout, stages, chunks, ledger)
     if method is not None:
         return {"pipeline_layout": _deepspeed_partition(method, layers, stages, ledger)}
     if first is None and last is None and not embedding and not loss:
@@ -80,6 +81,18 @@ def pipeline_layout(
         ledger.problem(f"{layers} layers over {stages} stages: the middle stages do not get a whole number of layers")
         return {}
     return {"pipeline_layout": [count + (i == 0) + (i == stages - 1) for i, count in enumerate(counts)]}
+
+
+def _implied(layout: list[int] | str, stages: int, chunks: int, ledger: Ledger) -> dict[str, Any]:
+    """The virtual stages that a layout means where no flag says so: its stages over the pipeline's."""
+    if not isinstance(layout, list) or chunks > 1 or len(layout) <= stages or len(layout) % stages:
+        return {}
+    implied = len(layout) // stages
+    ledger.note(
+        f"virtual_pipeline {implied} = {len(layout)} stages of --pipeline-model-parallel-layout / {stages} pipeline"
+        " stages"
+    )
+    return {"virtual_pipeline": implied}
 
 
 def _uneven(layers: int, stages: int, first: int | None, last: int | None) -> list[int] | None:

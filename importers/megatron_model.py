@@ -12,7 +12,7 @@ from importers.arguments import Arguments
 from plan.ledger import Ledger
 
 GPT2_VOCABULARY = 50257
-TOKENIZERS = {"GPT2BPETokenizer": GPT2_VOCABULARY, "Llama2Tokenizer": 32000}
+TOKENIZERS = {"GPT2BPETokenizer": GPT2_VOCABULARY}
 TOKENIZER_MODELS = (
     (re.compile(r"llama-?3|meta-llama-3", re.I), 128256),
     (re.compile(r"llama-?2|llama-7b|mistral|mixtral", re.I), 32000),
@@ -48,7 +48,7 @@ def model_section(a: Arguments, ledger: Ledger) -> dict[str, Any]:
     model |= _attention(a, heads or 1, ledger)  # a wrong size counts as 1 in what is still checked
     model |= _mlp(a, hidden or 1, ledger)
     model |= _positions(a, sequence or 1, ledger)
-    model |= _vocabulary(a, ledger)
+    model |= _vocabulary(a, model, ledger)
     model |= _norms_and_rest(a, ledger)
     _unsupported(a, sequence or 1, ledger)
     return model
@@ -128,7 +128,7 @@ def _rope(a: Arguments, ledger: Ledger) -> dict[str, Any]:
     return rope
 
 
-def _vocabulary(a: Arguments, ledger: Ledger) -> dict[str, Any]:
+def _vocabulary(a: Arguments, model: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
     """Vocabulary and its padding: exact when a size is given, else from the tokenizer, else assumed with a warning."""
     multiple = a.integer("--make-vocab-size-divisible-by", 128)
     padded = a.integer("--pad-vocab-size-to") or a.integer("--padded-vocab-size")
@@ -138,11 +138,21 @@ def _vocabulary(a: Arguments, ledger: Ledger) -> dict[str, Any]:
         return {"vocab": padded, "vocab_multiple": 1}
     size = a.integer("--vocab-size")
     if size is None:
-        size = _tokenizer_size(kind, file, ledger)
+        size = _tokenizer_size(kind, file, _at_stake(a, model), ledger)
     return {"vocab": size, "vocab_multiple": multiple}
 
 
-def _tokenizer_size(kind: str | None, file: str | None, ledger: Ledger) -> int:
+def _at_stake(a: Arguments, model: dict[str, Any]) -> str:
+    """The share of parameters that a vocabulary of GPT-2's size takes: what a wrong one is wrong by."""
+    layers, hidden, ffn = (model.get(key) for key in ("layers", "hidden", "ffn"))
+    if not layers or not hidden or not ffn:
+        return ""
+    tables = GPT2_VOCABULARY * hidden * (1 + ("--untie-embeddings-and-output-weights" in a.given))
+    rest = layers * (4 * hidden * hidden + (3 if model["activation"] == "swiglu" else 2) * hidden * ffn)
+    return f", {tables / (tables + rest):.0%} of the parameters"
+
+
+def _tokenizer_size(kind: str | None, file: str | None, at_stake: str, ledger: Ledger) -> int:
     named = next((size for pattern, size in TOKENIZER_MODELS if file and pattern.search(file)), None)
     if named is not None:
         ledger.note(f"vocabulary {named} from the tokenizer's name {file!r}")
@@ -154,9 +164,10 @@ def _tokenizer_size(kind: str | None, file: str | None, ledger: Ledger) -> int:
     if kind == "NullTokenizer":
         ledger.problem("--tokenizer-type NullTokenizer needs --vocab-size")
         return GPT2_VOCABULARY
+    named_by = f"{kind} with {file}" if kind and file else kind or file
     ledger.warn(
-        f"the vocabulary of {kind or file} cannot be read here: {GPT2_VOCABULARY} (GPT-2's) is assumed; give --set"
-        " model.vocab=N"
+        f"the vocabulary of {named_by} cannot be read here: {GPT2_VOCABULARY} (GPT-2's) is assumed{at_stake}; give"
+        " --set model.vocab=N, or --vocab-size N in the script"
     )
     return GPT2_VOCABULARY
 

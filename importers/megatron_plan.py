@@ -33,7 +33,7 @@ def plan_section(a: Arguments, layers: int | None, ledger: Ledger) -> dict[str, 
     plan |= _batch(a, ledger)
     plan |= _recompute(a, plan["tensor_parallel"], ledger)
     plan |= _precision(a, ledger)
-    plan |= _attention(a)
+    plan |= _attention(a, ledger)
     plan |= _communication(a, ledger)
     plan |= _offload(a)
     return plan
@@ -184,15 +184,33 @@ def _precision(a: Arguments, ledger: Ledger) -> dict[str, Any]:
     return found
 
 
-def _attention(a: Arguments) -> dict[str, Any]:
+def _attention(a: Arguments, ledger: Ledger) -> dict[str, Any]:
+    """The kernel that the flags and Transformer Engine's variables choose. Transformer Engine's layers fuse attention
+    by themselves; the `local` ones of old versions do where a flash flag asks for it.
+    """
     backend, implementation = a.text("--attention-backend"), a.text("--transformer-impl")
     flash = any(a.has(f"--use-flash-attn{suffix}") for suffix in ("", "-v1", "-v2", "-triton"))
     kinds = {"flash": "flash", "fused": "cudnn", "unfused": "unfused", "local": "unfused"}
     if backend in kinds:
         return {"attention": kinds[backend]}
-    if implementation == "local" and not flash:
+    variables = a.expander.variables
+    off = {name for name in ("FLASH", "FUSED") if variables.get(f"NVTE_{name}_ATTN") == "0"}
+    modern = implementation == "transformer_engine" or backend == "auto" or a.has("--use-mcore-models")
+    if implementation == "local" or a.has("--use-legacy-models") or not modern:
+        if not flash and not a.has("--deepspeed"):
+            given = [flag for flag in ("--transformer-impl", "--use-legacy-models") if flag in a.given]
+            said = " ".join(given[:1] + a.given[given[0]]) if given else "no --use-mcore-models"
+            ledger.warn(
+                f"attention unfused: {said} and no --use-flash-attn, as local layers; core models with"
+                " --transformer-impl transformer_engine fuse it (--set plan.attention=flash)"
+            )
+        return {"attention": "flash" if flash else "unfused"}
+    if off == {"FLASH", "FUSED"}:
+        ledger.note("attention unfused: NVTE_FLASH_ATTN=0 and NVTE_FUSED_ATTN=0")
         return {"attention": "unfused"}
-    return {"attention": "flash"} if flash else {}
+    kind = "cudnn" if off == {"FLASH"} else "flash"
+    ledger.note(f"attention {kind}: Transformer Engine fuses it (--attention-backend unfused would not)")
+    return {"attention": kind}
 
 
 def _communication(a: Arguments, ledger: Ledger) -> dict[str, Any]:

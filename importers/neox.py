@@ -10,6 +10,7 @@ from typing import Any
 from importers import deepspeed, deepspeed_keys
 from importers import neox_keys as known
 from importers.neox_model import Values, model_section
+from importers.overrides import NEOX, laid
 from plan.ledger import Ledger
 from program.nearest import shown
 
@@ -25,10 +26,14 @@ def is_neox(config: Mapping[str, Any]) -> bool:
 
 
 def translate(
-    config: Mapping[str, Any], setting: deepspeed.Setting, world: int | None, ledger: Ledger
+    config: Mapping[str, Any],
+    setting: deepspeed.Setting,
+    world: int | None,
+    ledger: Ledger,
+    asked: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The run of a configuration; `world` is the number of GPUs, if known."""
-    keys = _one_spelling(config, ledger)
+    """The run of a configuration; `world` is the number of GPUs, if known, `asked` what `--set` says."""
+    keys = laid(_one_spelling(config, ledger), asked or {}, NEOX)
     values = Values(keys, ledger)
     degrees = (values.whole("model_parallel_size", 1), values.whole("pipe_parallel_size", 1, least=0))  # 0: no engine
     tensor, pipeline = (degree or 1 for degree in degrees)

@@ -118,7 +118,7 @@ def _renamed(keys: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
 
 def _legal(new: str, key: str, value: object, ledger: Ledger) -> bool:
     """Whether a value may be taken; a problem under the key that was written otherwise. -1 asks for the default."""
-    if new in OPEN and value == -1:
+    if (new in OPEN and value == -1) or (new in SWITCHES and value == ""):  # "": off, in files of 2024
         return True
     if new in COUNTS or new in OPEN:
         return ledger.integer(value, key, least=1) is not None

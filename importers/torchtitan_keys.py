@@ -17,6 +17,8 @@ RENAMED = {
     "training.compile": "compile.enable",
     "training.fp8_linear": "float8.enable_float8_linear",
     "training.enable_float8_linear": "float8.enable_float8_linear",
+    "training.pipeline_parallel_degree": "parallelism.pipeline_parallel_degree",
+    "training.context_parallel_degree": "parallelism.context_parallel_degree",
     "experimental.pipeline_parallel_degree": "parallelism.pipeline_parallel_degree",
     "experimental.pipeline_parallel_schedule": "parallelism.pipeline_parallel_schedule",
     "experimental.pipeline_parallel_microbatches": "parallelism.num_pp_microbatches",

@@ -8,7 +8,7 @@ from plan.ledger import Ledger
 
 def on(keys: Mapping[str, Any], key: str, ledger: Ledger) -> bool:
     """Whether a key is given and true."""
-    return key in keys and bool(ledger.boolean(keys[key], key))
+    return keys.get(key, "") != "" and bool(ledger.boolean(keys[key], key))
 
 
 def whole(keys: Mapping[str, Any], key: str, ledger: Ledger) -> int | None:

@@ -5,10 +5,11 @@ Statements inside one script must agree: two world sizes are a problem that quot
 command line (`nodes`, `cluster`) is a deliberate what-if: it wins, with a warning.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from importers.deepspeed_optimizer import Semantics
 from plan import presets
 from plan.ledger import Ledger
 
@@ -46,6 +47,32 @@ class World:
         return self.nodes * self.gpus_per_node if self.nodes and self.gpus_per_node else None
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user adds to a file: the cluster, the number of nodes, a model, the DeepSpeed release, overrides."""
+
+    cluster: str | Mapping[str, Any] | None = None
+    nodes: int | None = None
+    model: str | Mapping[str, Any] | None = None
+    semantics: Semantics = "current"
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    """What `--set` says, by dotted keys."""
+    accept_unknown: bool = False
+    needs_cluster: bool = True
+    """Whether unknown flags that may change the model, its precision or its layout are left out with a warning."""
+
+    def of(self, section: str, keys: Sequence[str]) -> dict[str, Any]:
+        """What `--set` says of some keys of a section."""
+        return {key: self.asked[f"{section}.{key}"] for key in keys if f"{section}.{key}" in self.asked}
+
+    @property
+    def sized(self) -> bool:
+        """Whether the user says how many nodes or GPUs run."""
+        stated = self.cluster if isinstance(self.cluster, Mapping) else {}
+        asked = {"nodes", "gpus"} & {*stated, *self.of("cluster", ("nodes", "gpus"))}
+        return self.nodes is not None or bool(asked)
+
+
 def agree(statements: list[Statement], ledger: Ledger) -> World:
     """The world the statements of one script describe together. Contradictions become problems with both values."""
     chosen: dict[str, Statement] = {}
@@ -74,15 +101,24 @@ def agree(statements: list[Statement], ledger: Ledger) -> World:
 
 
 def cluster_section(
-    world: World, cluster: str | Mapping[str, Any] | None, nodes: int | None, found: Mapping[str, Any], ledger: Ledger
+    world: World, request: Request, found: Mapping[str, Any], ledger: Ledger
 ) -> tuple[dict[str, Any], World]:
     """The `cluster:` section and the final world.
 
-    `cluster` and `nodes` are the command line's and win; `found` is what the file itself says about the cluster (a
-    preset, links).
+    What the `request` says wins; `found` is what the file itself says about the cluster (a preset, links).
     """
+    cluster, nodes = request.cluster, request.nodes
     section = _stated(cluster, found, ledger)
-    world = _overridden(world, nodes, ledger)
+    asked = request.of("cluster", ("nodes", "gpus", "gpus_per_node"))
+    section |= request.of("cluster", ("preset",)) | asked
+    if asked:
+        per_node = asked.get("gpus_per_node", world.gpus_per_node)
+        nodes = None if "gpus" in asked else asked.get("nodes", nodes)
+        world = World(nodes or (None if "gpus" in asked else world.nodes), per_node, asked.get("gpus"), "--set")
+        if "gpus" in asked:
+            section.pop("nodes", None)
+    else:
+        world = _overridden(world, nodes, ledger)
     preset = _preset(section, ledger)
     count = nodes or world.nodes or _whole(section.get("nodes"))
     per_node = world.gpus_per_node or _whole(section.get("gpus_per_node")) or _whole(preset.get("gpus_per_node"))
@@ -95,9 +131,12 @@ def cluster_section(
         section["nodes"] = count
     if world.gpus_per_node and world.gpus_per_node != preset.get("gpus_per_node"):
         section["gpus_per_node"] = world.gpus_per_node
+        section |= _cut(section, preset, world, ledger)
     if not section and (count or world.gpus):
         section = {"gpus": world.gpus} if world.gpus and not count else {"nodes": count}
         section |= {"gpus_per_node": world.gpus_per_node} if world.gpus_per_node else {}
+    if "preset" not in section and "gpu" not in section and not request.needs_cluster:
+        return {}, World(count, per_node, gpus, world.where)
     if "preset" not in section and "gpu" not in section:
         known = ", ".join(name for name in presets.names("clusters") if name != "cpu")
         ledger.problem(f"nothing says which GPUs run this: give --cluster PRESET --nodes N (presets: {known})")
@@ -106,6 +145,24 @@ def cluster_section(
         ledger.warn(f"nothing says how many nodes run this: one of {per_node} GPUs is taken; give --nodes N")
     count = count or (None if gpus else _whole(preset.get("nodes")) or 1)
     return section, World(count, per_node, gpus, world.where or ("--cluster" if cluster is not None else ""))
+
+
+def _cut(section: Mapping[str, Any], preset: Mapping[str, Any], world: World, ledger: Ledger) -> dict[str, Any]:
+    """A node that the file cuts to fewer GPUs than the preset's has its share of the NICs; both numbers are said."""
+    per_node, whole, nics = world.gpus_per_node, _whole(preset.get("gpus_per_node")), preset.get("nics")
+    if not per_node or not whole or world.where == "--set":
+        return {}
+    sentence = f"a node of {section.get('preset')} has {whole} GPUs, the file starts {per_node} on each ({world.where})"
+    count = _whole(nics.get("count")) if isinstance(nics, Mapping) else None
+    if per_node > whole or not count or "nics" in section:
+        ledger.warn(f"{sentence}; {per_node} are taken")
+        return {}
+    share = max(1, count * per_node // whole)
+    ledger.warn(
+        f"{sentence}: nodes of {per_node} GPUs with {share} of the {count} NICs are taken; --set"
+        f" cluster.gpus_per_node={whole} takes whole nodes"
+    )
+    return {"nics": {**nics, "count": share}} if isinstance(nics, Mapping) else {}
 
 
 def _stated(cluster: str | Mapping[str, Any] | None, found: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:

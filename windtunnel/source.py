@@ -34,6 +34,10 @@ class RunSource:
     model: str = ""
     variables: tuple[str, ...] = ()
     allow_read: tuple[str, ...] = ()
+    accept_unknown: bool = False
+    needs_cluster: bool = True
+    foreign: bool = False
+    """Whether an importer read the file."""
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -42,6 +46,12 @@ class RunSource:
         raw = override(self.sections(), self.overrides)
         self._say_about_config(raw.get("model"))
         return load(raw)
+
+    def translated(self) -> dict[str, Any]:
+        """The resolved run as plain data; without a cluster, the sections that a foreign file means."""
+        raw = override(self.sections(), self.overrides)
+        self._say_about_config(raw.get("model"))
+        return raw if self.foreign and "cluster" not in raw else load(raw).to_dict()
 
     def _say_about_config(self, model: object) -> None:
         """What a config.json in the place of the model says besides the model; `load` says what is wrong with it."""
@@ -100,9 +110,13 @@ class RunSource:
                 model=self.model or None,
                 variables=self._variables(),
                 allow_read=self._folders(),
+                overrides=self.overrides,
+                accept_unknown=self.accept_unknown,
+                needs_cluster=self.needs_cluster,
             )
         except InputError as error:
             raise type(error)(_with_remedy(problem) for problem in error.problems) from None
+        self.foreign = imported.format != "run"
         self.notes += imported.notes
         self.warnings += imported.warnings
         return dict(imported.run_dict)

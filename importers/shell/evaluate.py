@@ -196,6 +196,8 @@ class _Walk(Flow):
         """Record a command; a nested `bash -c "…"` or `ssh host "…"` is evaluated, its prefix kept as the launcher."""
         if words[0] in ("ssh", "pdsh", "clush") and len(words) > 2 and " " in words[-1]:
             words = [*words[:-1], "bash", "-c", words[-1]]
+        if len(words) > 2 and words[-2] in ("-c", "--") and re.search(r"\s", words[-1]) and words[-3] not in SHELLS:
+            words = [*words[:-2], "bash", "-c", words[-1]]  # `launcher -c 'python train.py …'`
         place = next(
             (i for i, word in enumerate(words[:-1]) if word in SHELLS and words[i + 1] in ("-c", "-lc", "-ec", "-xc")),
             None,
@@ -225,14 +227,15 @@ class _Walk(Flow):
             if file:
                 raise InputError(f"line {line}: {file} cannot be read as a script") from None
             raise
-        status = self.returned(nodes, shell)
-        self.script.commands[before:] = [
-            Command(inner.words, line, inner.condition) for inner in self.script.commands[before:]
-        ]
-        self.budget.step(len(self.script.commands) - before)
-        self.depth -= 1
-        self.budget.depth -= 1
-        return status
+        try:
+            return self.returned(nodes, shell)
+        finally:
+            self.script.commands[before:] = [
+                Command(inner.words, line, inner.condition) for inner in self.script.commands[before:]
+            ]
+            self.depth -= 1
+            self.budget.depth -= 1
+            self.budget.step(len(self.script.commands) - before)
 
     def whole(self, nodes: list[Node]) -> None:
         """The script from its beginning to its end or to an `exit`."""
@@ -252,10 +255,11 @@ class _Walk(Flow):
             if leave.kind not in ends:
                 raise
             status = leave.status
+        finally:
+            self.loops = loops
         if any(leave.kind in ends for leave, _ in self.left):
             status = None
         self.land(lambda leave: leave.kind in ends)
-        self.loops = loops
         return status
 
     def call(self, name: str, arguments: list[str], line: int) -> bool | None:
@@ -265,15 +269,16 @@ class _Walk(Flow):
         self.expander.variables = self._positional(False)
         give(self.script, arguments)
         self.local.append({})
-        status = self.returned(self.functions[name])
-        self.expander.variables = self._positional(False) | kept
-        for variable, value in self.local.pop().items():
-            self.expander.variables.pop(variable, None)
-            if value is not None:
-                self.expander.variables[variable] = value
-        self.depth -= 1
-        self.budget.depth -= 1
-        return status
+        try:
+            return self.returned(self.functions[name])
+        finally:  # by `exit` too, which a subshell or another branch may survive
+            self.depth -= 1
+            self.budget.depth -= 1
+            self.expander.variables = self._positional(False) | kept
+            for variable, value in self.local.pop().items():
+                self.expander.variables.pop(variable, None)
+                if value is not None:
+                    self.expander.variables[variable] = value
 
     def _positional(self, wanted: bool) -> dict[str, Value]:
         """The variables that are arguments, or those that are not."""

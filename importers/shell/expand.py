@@ -6,7 +6,7 @@ import re
 
 from importers.shell.arithmetic import evaluate
 from importers.shell.budget import Budget, pieces
-from importers.shell.grammar import MAXIMUM_NESTING
+from importers.shell.grammar import MAXIMUM_NESTING, PLACEHOLDER
 from importers.shell.opaque import OPAQUE, cut, plain
 from importers.shell.operate import operate
 from importers.shell.substitute import substitute
@@ -128,6 +128,8 @@ class _Walk:
 
     def fields(self) -> list[str]:
         plain = PLAIN_HERE if self.here else PLAIN
+        if not self.here and "<" in self.raw and (match := PLACEHOLDER.search(self.raw)):
+            self.raw = self.raw.replace(match[0], self.owner.opaque("placeholder", match[0]))
         while self.at < len(self.raw):
             char = self.raw[self.at]
             if match := plain.match(self.raw, self.at):

@@ -273,11 +273,12 @@ class Flow(ABC):
 
     def arithmetic(self, node: tree.Arithmetic) -> bool | None:
         """`(( N++ ))` and `(( N += 2 ))` change N; the status is whether the value is not 0."""
-        value = None
+        value: str | None = None
         if match := STEP.fullmatch(node.expression):
             name, sign = match[2] or match[3], (match[1] or match[4])[0]
             before = self.expander.arithmetic(name)
-            self.expander.variables[name] = after = self.expander.arithmetic(f"{name} {sign} 1")
+            after = self.expander.arithmetic(f"{name} {sign} 1")
+            self.expander.variables[name] = after
             value = before if match[3] else after
         elif match := SET.fullmatch(node.expression):
             name, sign, right = match.groups()

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["undefined", "positional", "command", "condition", "unsupported"]
+Kind = Literal["undefined", "positional", "command", "condition", "unsupported", "placeholder"]
 FIRST, LAST, ZERO = "\ud800", "\ud801", 0xD900
 OPAQUE = re.compile(f"{FIRST}([{chr(ZERO)}-{chr(ZERO + 9)}]+){LAST}")
 MOST_SHOWN = 200
@@ -47,6 +47,7 @@ class Opaque:
             "positional": f"it comes from the script's argument {detail}",
             "command": f"it is the output of the command {detail}, which is not executed",
             "condition": f"it depends on {detail}",
+            "placeholder": f"{detail} stands for a value that is to be filled in",
             "unsupported": f"the expansion {detail} is not supported",
         }[self.kind]
 
@@ -54,7 +55,7 @@ class Opaque:
 def shown(entry: Opaque) -> str:
     """An unknown value as a user may read it: `$NAME` or `<command>`."""
     detail = cut(entry.detail)
-    return detail if entry.kind in ("undefined", "positional") else f"<{detail}>"
+    return detail if entry.kind in ("undefined", "positional", "placeholder") else f"<{detail}>"
 
 
 def cut(text: str, most: int = MOST_SHOWN) -> str:

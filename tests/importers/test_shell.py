@@ -115,6 +115,9 @@ def test_conditions(condition: str, taken: bool) -> None:
         ("A=1; if [ -f x ]; then A=2; exit 1; else A=3; fi; go $A", "3", False),
         ("usage() { exit 1; }; [ $# -eq 2 ] || usage; go 5", "5", False),
         ("if [ $# -lt 1 ]; then echo usage; exit 1; fi; go 5", "5", False),
+        ("f() { local A=2; exit 1; }; A=1; if [ -f x ]; then f; fi; go $A", "1", False),
+        ("f() { exit 1; }; A=1; [ -f x ] && f; return; A=2; go $A", "2", False),
+        ("f() { exit 1; }; set -- 7; [ -f x ] && f 8; go $1", "7", False),
     ],
 )
 def test_a_way_that_leaves_under_an_unknown_condition(text: str, known: str, unknown: bool) -> None:

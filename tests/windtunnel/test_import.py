@@ -53,6 +53,28 @@ def test_set_overrides_what_the_script_says(script: Path, wt: Call) -> None:
     assert yaml.safe_load(text)["plan"]["recompute"] == "full"
 
 
+def test_a_translation_alone_needs_no_cluster(script: Path, wt: Call) -> None:
+    """It is a run file but for the cluster, which `forecast` asks for."""
+    text = wt("import", script, "--var", "TP=2").out
+    assert yaml.safe_load(text)["plan"]["tensor_parallel"] == 2
+    assert "cluster" not in yaml.safe_load(text)
+    assert "nothing says which GPUs run this" in wt("forecast", script, "--var", "TP=2").err
+
+
+def test_an_unknown_flag_of_the_model_is_refused_with_the_command_that_goes_on(script: Path, wt: Call) -> None:
+    script.write_text(SCRIPT.replace("--bf16", "--bf16 --attention-head-type multiquery"))
+    refused = wt("forecast", script, *HERE)
+    assert refused.code == 2
+    assert "unknown flag --attention-head-type multiquery" in refused.err
+    assert wt("forecast", script, *HERE, "--accept-unknown").code == 0
+
+
+def test_set_reaches_what_follows_from_a_file(script: Path, wt: Call) -> None:
+    found = wt("forecast", script, *HERE, "--set", "cluster.gpus=4", "--json").json
+    assert found["gpus"] == 4
+    assert any("data_parallel 2 = 4 GPUs" in note for note in found["notes"])
+
+
 def test_an_undefined_variable_names_the_option_that_defines_it(script: Path, wt: Call) -> None:
     called = wt("program", script, *HERE[:4])
     assert called.code == 2

@@ -24,6 +24,7 @@ def forecast(
     model: o.Model = "",
     var: o.Var = [],  # noqa: B006
     allow_read: o.AllowRead = [],  # noqa: B006
+    accept_unknown: o.AcceptUnknown = False,
     profile: o.Profile = "",
     flops: Annotated[
         Flops, typer.Option(help="FLOP convention of MFU and HFU; exact counts causal attention at half.")
@@ -43,7 +44,7 @@ def forecast(
     from windtunnel import api, output
     from windtunnel.source import RunSource
 
-    source = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read))
+    source = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read), accept_unknown)
     simulated = api.simulate(source.load(), profile=profile or None, unfold=unfold)
     result = api.forecast_of(simulated, flops=flops.value, notes=source.notes, warnings=source.warnings)
     if timeline:

@@ -57,6 +57,10 @@ AllowRead = Annotated[
         show_default=False,
     ),
 ]
+AcceptUnknown = Annotated[
+    bool,
+    typer.Option("--accept-unknown", help="Leave out unknown flags that may change the model, instead of refusing."),
+]
 Output = Annotated[
     str, typer.Option("--output", "-o", metavar="FILE", help="Write there, not to stdout.", show_default=False)
 ]

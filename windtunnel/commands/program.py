@@ -16,7 +16,8 @@ from program.errors import InputError
 from windtunnel.commands import options as o
 
 if TYPE_CHECKING:
-    from plan.run import Run
+    from collections.abc import Mapping
+
     from program import Placed, StepProgram
     from windtunnel.source import RunSource
 
@@ -33,6 +34,7 @@ def program(
     model: o.Model = "",
     var: o.Var = [],  # noqa: B006
     allow_read: o.AllowRead = [],  # noqa: B006
+    accept_unknown: o.AcceptUnknown = False,
     as_json: o.Json = False,
 ) -> int:
     """Print the step program of a rank: every instruction, in host issue order, with waits and kernel calls."""
@@ -41,7 +43,7 @@ def program(
     from windtunnel.simulating import compile_run
     from windtunnel.source import RunSource
 
-    source = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read))
+    source = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read), accept_unknown)
     program = compile_run(source.load())
     if not 0 <= rank < program.world:
         raise InputError(f"--rank {rank}: the run has ranks 0 to {program.world - 1}")
@@ -65,6 +67,7 @@ def import_(
     model: o.Model = "",
     var: o.Var = [],  # noqa: B006
     allow_read: o.AllowRead = [],  # noqa: B006
+    accept_unknown: o.AcceptUnknown = False,
     output: o.Output = "",
     as_json: o.Json = False,
 ) -> int:
@@ -72,16 +75,16 @@ def import_(
     from windtunnel import output as say
     from windtunnel.source import RunSource
 
-    source, target = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read)), output or None
-    resolved = source.load()
+    source = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read), accept_unknown, False)
+    plain, target = source.translated(), output or None
     if as_json:
-        plain = {"run": resolved.to_dict(), "notes": source.notes, "warnings": source.warnings, "written": target}
-        say.emit_json(plain)
+        said = {"run": plain, "notes": source.notes, "warnings": source.warnings, "written": target}
+        say.emit_json(said)
     if target:
-        _write(Path(target), run_yaml(resolved, source))
+        _write(Path(target), run_yaml(plain, source))
         say.note(f"wrote {target}")
     elif not as_json:
-        say.emit(run_yaml(resolved, source))
+        say.emit(run_yaml(plain, source))
     _notes(source)
     return 0
 
@@ -101,6 +104,7 @@ def export(
     model: o.Model = "",
     var: o.Var = [],  # noqa: B006
     allow_read: o.AllowRead = [],  # noqa: B006
+    accept_unknown: o.AcceptUnknown = False,
     output: o.Output = "",
     as_json: o.Json = False,
 ) -> int:
@@ -110,7 +114,8 @@ def export(
     from windtunnel import output as say
     from windtunnel.source import RunSource
 
-    source, target = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read)), output or None
+    source = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read), accept_unknown)
+    target = output or None
     script = megatron_script(laid_out(source.load()))
     if target:
         _write(Path(target), script)
@@ -171,15 +176,15 @@ def _instruction(placed: Placed) -> dict[str, Any]:
     }
 
 
-def run_yaml(run: Run, source: RunSource) -> str:
-    """The run as a YAML run file that loads to an equal run; the importer's notes stand above it as comments."""
+def run_yaml(run: Mapping[str, Any], source: RunSource) -> str:
+    """The sections of a run as a YAML run file that loads to an equal run, below the importer's notes as comments."""
     import yaml
 
     head = [
         f"# from {Path(source.path).name}",
         *(f"# {line}" for note in (*source.warnings, *source.notes) for line in note.splitlines()),
     ]
-    plain = json.loads(json.dumps(run.to_dict()))
+    plain = json.loads(json.dumps(run))
     body = yaml.safe_dump(plain, sort_keys=False, width=110, default_flow_style=None, allow_unicode=True)
     return "\n".join(head) + "\n" + body
 

@@ -21,11 +21,12 @@ def train(
     model: o.Model = "",
     var: o.Var = [],  # noqa: B006
     allow_read: o.AllowRead = [],  # noqa: B006
+    accept_unknown: o.AcceptUnknown = False,
     as_json: o.Json = False,
 ) -> int:
     """Train, one process a rank on this machine, or as a rank of your torchrun. Prints the run folder at the end."""
     from windtunnel.source import RunSource
     from windtunnel.training import train_command
 
-    source = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read))
+    source = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read), accept_unknown)
     return train_command(source, output or None, as_json)
