@@ -8,7 +8,7 @@ can begin yet: the simulation is, event for event, the one in which all calls we
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from program import Call, Repeated
 from simulator.coarsen import Cut
@@ -49,7 +49,7 @@ class Script:
 class Growing(Script):
     """A script of repeated calls: `cuts` are those of blocks, and `boundary` counts from the last call backwards."""
 
-    __slots__ = ("_boundary", "_cuts", "_ended", "_number", "_period", "_repeated", "_repeating", "_written")
+    __slots__ = ("_boundary", "_cuts", "_ended", "_known", "_number", "_period", "_repeated", "_repeating", "_written")
 
     def __init__(
         self, calls: Repeated, cuts: Sequence[Cut], boundary: tuple[int, int], repeating: Repeating, number: int
@@ -57,6 +57,7 @@ class Growing(Script):
         super().__init__((), (), boundary)
         self._repeated, self._cuts, self._boundary = calls, cuts, boundary
         self._repeating, self._number = repeating, number
+        self._known: dict[tuple[int, int, int], list[Call]] = {}  # what an earlier period wrote down
         self._period = -1
         self.start()
 
@@ -65,13 +66,17 @@ class Growing(Script):
         self._period += 1
         self._written, self._ended = 0, False
         self.calls, self.cuts, self.boundary, self.gate = [], [], (-1, -1), -1
-        self._write(self._repeated.kept[: self._repeated.seam], 0)
+        self._write(0, self._repeated.seam, 0)
 
-    def _write(self, kept: Sequence[Call], turns: int) -> None:
+    def _write(self, first: int, end: int, turns: int) -> None:
+        """Write down kept calls as they stand so many repetitions later."""
         assert isinstance(self.calls, list)
         assert isinstance(self.cuts, list)
         self.stretch += 1
-        calls = [self._repeated.moved(call, turns) for call in kept]
+        calls = self._known.get((first, end, turns))
+        if calls is None:
+            calls = [self._repeated.moved(call, turns) for call in self._repeated.kept[first:end]]
+            self._known[first, end, turns] = calls
         self.calls += calls
         self.cuts += [self._cuts[call.block] for call in calls]
 
@@ -81,14 +86,14 @@ class Growing(Script):
         if self._ended:
             return False
         if self._repeating.times[self._period] == self._written:
-            self._write(calls.kept[calls.seam :], self._written)
+            self._write(calls.seam, len(calls.kept), self._written)
             self.boundary = (len(self.calls) + self._boundary[0], self._boundary[1])
             self._ended = True
             return True
         if self.gate == self.stretch:
             self.paused = True
             return False
-        self._write(calls.kept[calls.seam : calls.seam + calls.period], self._written)
+        self._write(calls.seam, calls.seam + calls.period, self._written)
         self.gate = self.stretch
         self.places[self.stretch] = place
         self._written += 1
@@ -106,10 +111,13 @@ class Growing(Script):
 
 class Repeating:
     """Finds in each period how many repetitions are simulated: `times`, None until it is known. `total` are those of
-    the step, `least` are simulated in any case; `reach` is how many repetitions away a node looks."""
+    the step, `least` are simulated in any case; `reach` is how many repetitions away a node looks. `settled(period,
+    times, every)` looks at all nodes, where those that end compute come again."""
 
     def __init__(self, ranks: int, periods: int, total: int, least: int) -> None:
-        self.total, self.least, self.reach = total, least, 0
+        self.total, self.reach = total, 0
+        self.settled: Callable[[int, int, int], bool] = lambda period, many, every: True
+        self._least = [least] * periods
         self.times: list[int | None] = [None] * periods
         self._written = [[0] * ranks for _ in range(periods)]
         self._ends: list[list[list[int]]] = [[[] for _ in range(ranks)] for _ in range(periods)]
@@ -129,16 +137,20 @@ class Repeating:
         ends = self._ends[period]
         ends[rank].append(time)
         many = len(ends[rank])
-        if self.times[period] is not None or many < self.least or min(map(len, ends)) < many:
+        if self.times[period] is not None or many < self._least[period] or min(map(len, ends)) < many:
             return
         every = self._every([of_rank[:many] for of_rank in ends])
-        if every is not None:
-            times = max(self._written[period])
-            self.times[period] = times + (self.total - times) % every
+        if every is None:
+            return
+        times = max(self._written[period])
+        times += (self.total - times) % every
+        if self.settled(period, times, every):
+            self.times[period] = times
+        else:
+            self._least[period] = many + 1 + many // 8
 
     def _every(self, ends: list[list[int]]) -> int | None:
-        """After how many repetitions the ends of all ranks come again, over one more than `simulator.steady` looks at:
-        transfers settle a little after compute."""
+        """After how many repetitions the ends of all ranks come again, over more than twice the reach."""
         first, many, looked = ends[0], len(ends[0]), 2 * self.reach + 1
         for every in range(1, (many - looked) // 2 + 1):
             shift = first[-1] - first[-1 - every]

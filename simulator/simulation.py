@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from calibration.profile import Profile
 from program import KernelCall, Repeated, StepProgram, repetitions, with_repetitions, written_out
@@ -30,7 +30,7 @@ from simulator.rank import Lane, RankSimulation
 from simulator.script import Growing, NotRepeating, Repeating, Script
 from simulator.sharing import Contention
 from simulator.simulated import Simulated
-from simulator.steady import Shift, reach_of, shift_of
+from simulator.steady import Shift, reach_of, settled, shift_of
 from simulator.timeline import predicted_timeline
 
 PERIODS = 2
@@ -133,7 +133,7 @@ class _Job:
             engine = self._engine(short, repeating)
             if engine.shared or engine.synchronous or (reach := reach_of(stages, engine)) is None:
                 return None
-            repeating.reach = reach
+            repeating.reach, repeating.settled = reach, partial(settled, stages, engine, reach)
             try:
                 engine.simulate()
             except NotRepeating:

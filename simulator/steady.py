@@ -112,6 +112,32 @@ def _repeated(stage: RankProgram) -> Repeated:
     return stage.calls
 
 
+def settled(stages: Sequence[RankProgram], engine: Engine, reach: int, period: int, times: int, every: int) -> bool:
+    """Whether `times` repetitions of a period, which are under way, look as if `shift_of` will find that the last of
+    them come again after `every`: those that have ended do (two at least), and no host that runs ahead is close to its
+    device."""
+    ended = times
+    both = [(rank, _repeated(stage)) for rank, stage in zip(engine.ranks, stages, strict=True)]
+    while ended > 0 and not all(_ended(_nodes(*of_rank, period, range(ended - 1, ended))) for of_rank in both):
+        ended -= 1
+    first = min(times - 2 * reach - 2 * every, ended - every - 2)
+    if first < 0:
+        return False
+    of_period = [_times(*of_rank, period, range(first, ended)) for of_rank in both]
+    known = [of_rank for of_rank in of_period if of_rank is not None]
+    found = None if len(known) < len(both) else _period_shift(known, every, ended - first - every)
+    if found is None:
+        return False
+    return all(
+        not ahead or all(_late(node) for node in _nodes(*of_rank, period, range(first + every, ended)))
+        for of_rank, ahead in zip(both, found[1], strict=True)
+    )
+
+
+def _ended(nodes: list[Op | Merged]) -> bool:
+    return bool(nodes) and not any(None in node.outs for node in nodes)
+
+
 def shift_of(stages: Sequence[RankProgram], engine: Engine, reach: int, times: Sequence[int]) -> Shift | None:
     """The shift with which the simulated repetitions of the last period come again, with the fewest repetitions
     between; None when those of some period do not, or when what lies around them would not move along. `times`: how
@@ -119,7 +145,8 @@ def shift_of(stages: Sequence[RankProgram], engine: Engine, reach: int, times: S
     shifts, begins = [], []
     for period, many in enumerate(times):
         of_period = [
-            _times(rank, _repeated(stage), period, many) for rank, stage in zip(engine.ranks, stages, strict=True)
+            _times(rank, _repeated(stage), period, range(many))
+            for rank, stage in zip(engine.ranks, stages, strict=True)
         ]
         known = [of_rank for of_rank in of_period if of_rank is not None]
         if len(known) < len(of_period):
@@ -138,16 +165,22 @@ def shift_of(stages: Sequence[RankProgram], engine: Engine, reach: int, times: S
     return shifts[-1][0]
 
 
-def _times(rank: RankSimulation, calls: Repeated, period: int, times: int) -> _Times | None:
-    """None when a repetition computes nothing."""
+def _nodes(rank: RankSimulation, calls: Repeated, period: int, numbers: range) -> list[Op | Merged]:
+    """The nodes of repetitions of a period, which may be under way."""
+    handles = rank.history[period] if period < len(rank.history) else rank.handles
+    calls_ = (calls.seam + numbers.start * calls.period, calls.seam + numbers.stop * calls.period)
+    return [node for call in handles[slice(*calls_)] for node in call]
+
+
+def _times(rank: RankSimulation, calls: Repeated, period: int, numbers: range) -> _Times | None:
+    """None when a repetition computes nothing, or has not ended."""
     ends, issued, account = [], [], []
-    for number in range(times):
-        first = calls.seam + number * calls.period
-        nodes = [node for call in rank.history[period][first : first + calls.period] for node in call]
+    for number in numbers:
+        nodes = _nodes(rank, calls, period, range(number, number + 1))
         ends.append([end for node in nodes for end in node.outs])
         issued.append([node.issued if isinstance(node, Op) else node.host for node in nodes])
         account.append(rank.spent.get((period, number)))
-    if None in account:
+    if None in account or any(None in of for of in ends):
         return None
     return _Times(*(np.array(rows, dtype=np.int64) for rows in (ends, issued, account)))
 

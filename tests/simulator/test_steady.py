@@ -33,6 +33,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "pp4-uneven": {"pipeline_parallel": 4, "pipeline_layout": [3, 1, 1, 1], "global_batch_size": 90},
     "interleaved": {"pipeline_parallel": 2, "global_batch_size": 82} | INTERLEAVED,
     "interleaved-rest": {"pipeline_parallel": 2, "global_batch_size": 171, "microbatch_group": 4} | INTERLEAVED,
+    "zb-h1": {"pipeline_parallel": 4, "global_batch_size": 170, "schedule": "zb-h1"},
     "tp2-pp2-dp2": {
         "tensor_parallel": 2,
         "sequence_parallel": True,
