@@ -63,14 +63,14 @@ def crossed(**axes: Iterable[Any]) -> pytest.MarkDecorator:
 
 
 def summary(reports: Iterable[Any]) -> list[str]:
-    """The last lines of a soak: the draws of every kind, and whether any test that drew them failed."""
+    """The last lines of a soak: the draws of every kind, and the tests that failed."""
     totals: dict[str, int] = {}
     failed = []
     for report in reports:
+        failed += [report.nodeid] if getattr(report, "failed", False) else []  # it may fail before it counts
         for name, value in getattr(report, "user_properties", ()):
             if name == PROPERTY and report.when == "call":
                 totals |= {kind: totals.get(kind, 0) + n for kind, n in value.items()}
-                failed += [report.nodeid] if report.failed else []
     if not totals:
         return []
     end = f"failures in {', '.join(failed)}" if failed else "none at exit 3"

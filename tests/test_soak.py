@@ -29,6 +29,11 @@ def test_a_failure_is_named() -> None:
     assert summary([report("a", plans=2), report("b", failed=True, plans=1)]) == ["3 plans: failures in b"]
 
 
+def test_a_test_that_failed_before_it_counted_is_named() -> None:
+    broken = SimpleNamespace(nodeid="b", failed=True, when="call", user_properties=[])
+    assert summary([report("a", plans=2), broken]) == ["2 plans: failures in b"]
+
+
 def test_nothing_drawn_says_nothing() -> None:
     assert summary([SimpleNamespace(), report("a", when="setup")]) == []
 

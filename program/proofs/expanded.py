@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from program import STREAMS, Buffer, Placed, RankProgram, StepProgram, expand, numel, resolve_buffer, tenant_of
 from program.proofs.error import Proof, ProofError, name
+from program.proofs.values_bodies import made_afresh
 
 Clock = list[int]
 Owner = tuple[int, int]  # (call, local buffer), or (-1, rank-wide buffer)
@@ -139,7 +140,8 @@ class _Class:
         for ref in dict.fromkeys((*instruction.reads, *instruction.writes)):
             owner = self._owner(at, ref)
             storage, start, end = self._storage(owner)
-            reads, writes = ref in instruction.reads, ref in instruction.writes
+            writes = ref in instruction.writes
+            reads = ref in instruction.reads and not (writes and ref in made_afresh(instruction))
             past = self.touched.setdefault(storage, [])
             if owner in self.freed:
                 self._refuse("memory", "a buffer is used after it was freed", self.freed[owner], at)
