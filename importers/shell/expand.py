@@ -9,6 +9,7 @@ from importers.shell.budget import Budget, pieces
 from importers.shell.grammar import MAXIMUM_NESTING, PLACEHOLDER
 from importers.shell.opaque import OPAQUE, cut, plain
 from importers.shell.operate import operate
+from importers.shell.splitting import BLANKS, split
 from importers.shell.substitute import substitute
 from importers.shell.values import HOLE, Value, Words, first
 from program.errors import InputError
@@ -209,12 +210,12 @@ class _Walk:
                 start, value = self.at, self._dollar()
                 written = self.raw[start : self.at]
                 if isinstance(value, list) and (written.startswith(("$*", "${*")) or "[*]" in written):
-                    value = " ".join(value)  # "$*" is one word, "$@" as many as there are
+                    value = self._ifs()[:1].join(value)  # "$*" is one word, "$@" as many as there are
                 self._spread(value, quoted=True)
         self.at += 1
 
     def _spread(self, value: Value, quoted: bool) -> None:
-        """Put an expanded value into the fields: arrays as several, unquoted strings split at blanks."""
+        """Put an expanded value into the fields: arrays as several, unquoted strings split at IFS."""
         if isinstance(value, str):
             parts = [value] if quoted or not self.split else self._words(value)
         elif not self.split or self.here:
@@ -222,10 +223,10 @@ class _Walk:
         else:
             parts = value if quoted else [part for item in value for part in self._words(item)]
         if isinstance(value, str) and not quoted and self.split:
-            if value[:1].isspace():
+            if value and value[0].isspace() and value[0] in self._ifs():
                 self._close()
             self._parts(parts)
-            if value[-1:].isspace():
+            if value and value[-1] in self._ifs():
                 self._close()
             return
         self._parts(parts, quoted)
@@ -234,12 +235,20 @@ class _Walk:
         for number, part in enumerate(parts):
             if number:
                 self._close()
-            self._literal(part, quoted)
+            self._literal(part, quoted or not part)  # two commas in an IFS of commas have an empty word between
+
+    def _ifs(self) -> str:
+        """The characters that separate words. Raises InputError where the script leaves them unknown."""
+        value = first(self.owner.variables.get("IFS", BLANKS))
+        if OPAQUE.search(value):
+            raise InputError(f"words are split at IFS, which is unknown: {self.owner.why(value)[0].sentence()}")
+        return value
 
     def _words(self, value: str) -> list[str]:
         """The words of an unquoted value."""
-        self.budget.take(len(value))
-        return value.split()
+        ifs = "".join(dict.fromkeys(self._ifs()))
+        self.budget.take(len(value) + len(ifs))
+        return split(value, ifs)
 
     def _dollar(self) -> Value:
         raw, start = self.raw, self.at
