@@ -30,7 +30,7 @@ from importers.overrides import DEEPSPEED, TORCHTITAN, flat, laid
 from importers.shell import Script, read_script
 from importers.world import Request, World, agree, cluster_section
 from plan import huggingface, presets
-from plan.ledger import Ledger
+from plan.ledger import Assumption, Ledger
 from plan.lenient_json import read_json
 from program.errors import InputError
 from program.files import text_of
@@ -51,6 +51,7 @@ class ImportResult:
     warnings: tuple[str, ...] = ()
     format: Format = "run"
     problems: tuple[str, ...] = ()
+    assumptions: tuple[Assumption, ...] = ()
 
 
 def import_file(
@@ -100,7 +101,9 @@ def import_file(
         ledger.refuse()
     first = {section: run[section] for section in _ORDER if section in run}
     problems = (*ledger.problems, *ledger.not_forecast)
-    return ImportResult(first | run, tuple(ledger.notes), tuple(ledger.warnings), kind, problems)
+    return ImportResult(
+        first | run, tuple(ledger.notes), tuple(ledger.warnings), kind, problems, tuple(ledger.assumptions)
+    )
 
 
 _ORDER = ("model", "cluster", "plan", "optimizer", "train", "data", "checkpoint", "budget")

@@ -24,6 +24,17 @@ MOST_HINTS, MOST_NAME = 50, 100
 """Unknown names, and characters in one, for which the nearest known name is looked for: it takes milliseconds each."""
 
 
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """What the file left open and how it was decided: `flag` in the words of the user's file (or `--set KEY=VALUE`)
+    changes it, and `moves` says what would change: "memory and step time"."""
+
+    subject: str
+    value: str
+    flag: str
+    moves: str
+
+
 @dataclass(slots=True)
 class Ledger:
     """Collected sentences about one input. `strict` turns unknown names into problems instead of warnings."""
@@ -33,6 +44,7 @@ class Ledger:
     warnings: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     not_forecast: list[str] = field(default_factory=list)
+    assumptions: list[Assumption] = field(default_factory=list)
     unknowns: list[str] = field(default_factory=list)
     """The warnings about unknown names: a refusal repeats them, because a misspelt key may be its cause."""
     said: set[tuple[int, str]] = field(default_factory=set, repr=False)
@@ -49,6 +61,11 @@ class Ledger:
     def problem(self, sentence: str) -> None:
         """Something that makes the input wrong."""
         self._say(self.problems, sentence)
+
+    def assume(self, subject: str, value: str, flag: str, moves: str) -> None:
+        """The file left `subject` open; the answer's first block lists it. The last word on a subject counts."""
+        self.assumptions[:] = [found for found in self.assumptions if found.subject != subject]
+        self.assumptions.append(Assumption(subject, value, flag, moves))
 
     def _say(self, kind: list[str], sentence: str) -> None:
         if (id(kind), sentence) not in self.said:
