@@ -45,10 +45,10 @@ class Train:
     nonfinite: Literal["stop", "skip", "continue"] = "stop"
 
     def records(self, step: int, last: int = 3) -> bool:
-        """Whether step (0-based) is recorded. Auto: the last 3 of a run of at least 8 steps (its last if shorter), the
-        `last` of one twice as long, and every 500th."""
+        """Whether step (0-based) is recorded. Given: every so many, the last of a run that is shorter. Auto: the last 3
+        of a run of at least 8 steps (its last if shorter), the `last` of one twice as long, and every 500th."""
         if self.record_every is not None:
-            return (step + 1) % self.record_every == 0
+            return (step + 1) % self.record_every == 0 or (step == self.steps - 1 < self.record_every)
         kept = last if self.steps >= max(8, 2 * last) else 3 if self.steps >= 8 else 1
         return step >= self.steps - kept or (step + 1) % 500 == 0
 

@@ -263,6 +263,7 @@ def test_equal_runs_have_equal_canonical_text() -> None:
         (Train(steps=10), [7, 8, 9]),
         (Train(steps=5), [4]),
         (Train(steps=6, record_every=2), [1, 3, 5]),
+        (Train(steps=6, record_every=1000), [5]),
         (Train(steps=504), [499, 501, 502, 503]),
     ],
 )
