@@ -17,6 +17,8 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
 .PHONY: demo test check soak bench install clean
 .DEFAULT_GOAL := help
+# What one process compiled, the ranks and commands that the tests start read.
+unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@sed -n '1,2s/^# //p' Makefile
