@@ -68,11 +68,13 @@ VALUES: dict[str, list[Any]] = {
     "optimizer.schedule.warmup_steps": [0, 2, 100],
     "optimizer.schedule.decay_steps": [3, 10, 10000],
     "optimizer.schedule.min_lr": ["auto", 0, 1e-5],
+    "optimizer.schedule.anneal_steps": ["auto", 2],
     "train.steps": [3, 100],
     "train.seed": [0, 1234, 10**18],
     "train.record_every": ["auto", 1],
     "train.eval_every": [0, 0, 0, 10],
     "data.path": ["builtin"],
+    "data.tokenizer": ["auto"],
     "checkpoint.every": [0, 0, 0, 10],
     "checkpoint.path": ["auto", "saved"],
     "budget.tokens": [None, 1e9],
@@ -268,6 +270,8 @@ def agree(rng: Random, c: dict[str, Any]) -> None:
     unless(c.get("optimizer.lr", 6e-5) > 0, "optimizer.schedule.min_lr")
     if c.get("optimizer.schedule.warmup_steps", 100) >= c.get("optimizer.schedule.decay_steps", 10000):
         c["optimizer.schedule.warmup_steps"] = 1
+    if c.get("optimizer.schedule.kind") == "wsd" and c.get("optimizer.schedule.anneal_steps") == 2:
+        c["optimizer.schedule.warmup_steps"] = min(1, c.get("optimizer.schedule.warmup_steps", 1))
 
 
 def nested(chosen: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 `builtin` is the Python standard library's own source, one byte a token, files sorted by path: real text that is on
 every machine. It is written once to a cache folder. Any other path names a `.npy` file of integers (one dimension, any
-integer type).
+integer type), Megatron's `.bin` with its `.idx` (`trainer.indexed`), or text for a tokenizer (`trainer.corpus`).
 
 Ids outside the vocabulary are refused, by position and value, before a step reads them: a file of up to 1 GB is looked
 through when it is opened; of a larger one each rank looks at the whole global batch of a step, so that all ranks refuse
@@ -133,22 +133,35 @@ def permuted(place: int, size: int, key: str) -> int:
             return place
 
 
-def open_data(name: str, seq: int, global_batch: int, seed: int, vocab: int) -> TokenFile:
-    """The token file of a name: `builtin` or a path. Raises InputError when it cannot be read or is too short."""
+def open_data(name: str, seq: int, global_batch: int, seed: int, vocab: int, tokenizer: str = "auto") -> TokenFile:
+    """The token file of a name: `builtin` or a path; `tokenizer` is for text. Raises InputError when it cannot be read
+    or is too short."""
+    from trainer import corpus, indexed
+
     path = builtin_file() if name == "builtin" else Path(name)
+    if path.suffix in indexed.SUFFIXES:
+        tokens = indexed.tokens_of(path)
+    else:
+        tokens = _array(corpus.tokenized(path, tokenizer, vocab) if path.suffix in corpus.SUFFIXES else path)
+    return TokenFile(tokens, seq, global_batch, seed, vocab, f"data {name}")
+
+
+def _array(path: Path) -> np.ndarray:
+    """The integers of a .npy file, memory-mapped. Raises InputError when it holds anything else."""
     try:
         tokens = np.load(path, mmap_mode="r", allow_pickle=False)
         if not isinstance(tokens, np.ndarray):
             raise ValueError("an archive of several arrays")
     except (OSError, ValueError, EOFError) as error:
         raise InputError(
-            f"data.path {path} is not a token file ({error}); give a .npy file of integers, or builtin"
+            f"data.path {path} is not a token file ({error}); give a .npy file of integers, Megatron's .bin with its"
+            " .idx, a text (.txt, .md, .jsonl), or builtin"
         ) from None
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         raise InputError(
             f"data.path {path} holds {tokens.dtype} of shape {tokens.shape}; a token file is one dimension of integers"
         )
-    return TokenFile(tokens, seq, global_batch, seed, vocab, f"data {name}")
+    return tokens
 
 
 def cache_folder() -> Path:

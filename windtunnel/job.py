@@ -43,12 +43,14 @@ def job_of(run: Run) -> Job:
 def rate_of(optimizer: Optimizer) -> Rate:
     """The learning rates of an optimizer."""
     given = optimizer.schedule
-    return Rate(optimizer.lr, given.kind, given.warmup_steps, given.decay_steps, given.min_lr)
+    last = (given.anneal_steps, given.anneal)
+    return Rate(optimizer.lr, given.kind, given.warmup_steps, given.decay_steps, given.min_lr, *last)
 
 
 def text_of(run: Run) -> TokenFile:
     """The text a run trains on. Raises InputError when it is missing, too short or not of the vocabulary."""
-    return open_data(run.data.path, run.model.seq_length, run.plan.global_batch_size, run.train.seed, run.model.vocab)
+    batch, data = run.plan.global_batch_size, run.data
+    return open_data(data.path, run.model.seq_length, batch, run.train.seed, run.model.vocab, data.tokenizer)
 
 
 def told(folder: Path) -> tuple[StepProgram, Job, TokenFile]:

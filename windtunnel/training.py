@@ -94,7 +94,7 @@ def _data_is_there(run: Run) -> None:
     path = Path(run.data.path)
     if run.data.path != "builtin" and not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
-        raise InputError(f"data.path {path} {what}; give a .npy file of integers, or builtin")
+        raise InputError(f"data.path {path} {what}; give a file of tokens or of text, or builtin")
 
 
 def _enough_devices(run: Run) -> None:

@@ -32,7 +32,7 @@ def assemble(specs: Mapping[str, Any]) -> tuple[Run, list[str]]:
         plan=_plan(plan_spec, model, cluster),
         optimizer=_optimizer(specs["optimizer"]),
         train=Train(train.steps, train.seed, train.record_every, train.eval_every, train.nonfinite),
-        data=Data(data.path),
+        data=Data(data.path, data.tokenizer),
         checkpoint=Checkpoint(checkpoint.every, checkpoint.path),
         budget=Budget(budget.tokens, budget.price_per_gpu_hour),
     )
@@ -176,5 +176,7 @@ def _optimizer(spec: OptimizerSpec) -> Optimizer:
             schedule.warmup_steps,
             schedule.decay_steps,
             spec.lr / 10 if schedule.min_lr is None else schedule.min_lr,
+            schedule.anneal_steps or max(1, schedule.decay_steps // 10),
+            schedule.anneal,
         ),
     )

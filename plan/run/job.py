@@ -11,12 +11,15 @@ from program.cluster import Cluster
 
 @dataclass(frozen=True, slots=True)
 class LrSchedule:
-    """Learning rate over steps: linear warm-up to lr, then `kind` down to min_lr at decay_steps."""
+    """Learning rate over steps: linear warm-up to lr, then `kind` down to min_lr at decay_steps. `wsd` stays at lr and
+    goes down in its last `anneal_steps` as `anneal` says; `inverse-sqrt` falls with the root of the step."""
 
-    kind: Literal["constant", "linear", "cosine"] = "cosine"
+    kind: Literal["constant", "linear", "cosine", "inverse-sqrt", "wsd"] = "cosine"
     warmup_steps: int = 100
     decay_steps: int = 10000
     min_lr: float = 6.0e-6
+    anneal_steps: int = 1000
+    anneal: Literal["linear", "cosine", "exponential", "minus-sqrt"] = "exponential"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +58,11 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Where tokens come from: `builtin` (the Python standard library's source as bytes) or the path of a token file."""
+    """Where tokens come from: `builtin` (the Python standard library's source as bytes) or the path of a token file or
+    of a text, whose tokens `tokenizer` makes: the path of a tokenizer.json, or `auto`, trained on the text."""
 
     path: str = "builtin"
+    tokenizer: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)

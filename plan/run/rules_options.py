@@ -113,6 +113,12 @@ def optimizer(run: Run) -> Iterator[str]:
             f"optimizer.schedule warms up for {schedule.warmup_steps} steps but ends its decay at "
             f"{schedule.decay_steps}; use warmup_steps below {schedule.decay_steps}"
         )
+    stable = schedule.decay_steps - schedule.warmup_steps
+    if schedule.kind == "wsd" and stable > 0 and schedule.anneal_steps > stable:
+        yield (
+            f"optimizer.schedule.anneal_steps {schedule.anneal_steps} is more than the {stable} steps from warm-up to "
+            f"decay_steps {schedule.decay_steps}; use at most {stable}"
+        )
     if schedule.kind != "constant" and schedule.min_lr > run.optimizer.lr:
         lr = run.optimizer.lr
         yield f"optimizer.schedule.min_lr {schedule.min_lr:g} is above lr {lr:g}; use at most {lr:g}"

@@ -180,9 +180,11 @@ class PlanSpec(Spec):
 
 
 class LrScheduleSpec(Spec):
-    kind: Literal["constant", "linear", "cosine"] = "cosine"
+    kind: Literal["constant", "linear", "cosine", "inverse-sqrt", "wsd"] = "cosine"
     warmup_steps: CountOrZero = 100
     decay_steps: Count = 10000
+    anneal_steps: Annotated[Count | None, Auto] = None
+    anneal: Literal["linear", "cosine", "exponential", "minus-sqrt"] = "exponential"
     min_lr: Annotated[NotNegative | None, Auto] = None
 
 
@@ -206,6 +208,7 @@ class TrainSpec(Spec):
 
 class DataSpec(Spec):
     path: str = "builtin"
+    tokenizer: str = AUTO
 
 
 class CheckpointSpec(Spec):

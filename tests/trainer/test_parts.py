@@ -96,6 +96,22 @@ def test_the_rate_warms_up_and_falls_to_its_floor() -> None:
     assert learning_rate(Rate(1.0, "constant", 0, 10, 0.0), 50) == 1.0
 
 
+def test_the_rate_falls_with_the_root_of_the_step() -> None:
+    rate = Rate(1.0, "inverse-sqrt", 4, 12, 0.1)
+    assert [learning_rate(rate, step) for step in (1, 3, 15, 63)] == [0.5, 1.0, 0.5, 0.25]
+    assert learning_rate(rate, 10**6) == 0.1
+
+
+@pytest.mark.parametrize(
+    ("anneal", "halfway"), [("linear", 0.5), ("cosine", 0.5), ("exponential", 2**0.5 - 1), ("minus-sqrt", 1 - 0.5**0.5)]
+)
+def test_the_rate_stays_and_falls_in_its_last_steps(anneal: str, halfway: float) -> None:
+    rate = Rate(1.0, "wsd", 2, 100, 0.0, anneal_steps=20, anneal=anneal)
+    assert [learning_rate(rate, step) for step in (2, 50, 80)] == [1.0, 1.0, 1.0]
+    assert learning_rate(rate, 90) == pytest.approx(halfway)
+    assert learning_rate(rate, 100) == learning_rate(rate, 200) == pytest.approx(0.0)
+
+
 # ---------------------------------------------------------------- status
 
 
