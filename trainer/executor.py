@@ -31,6 +31,7 @@ from trainer.graphs_cuda import StepGraphs, capturable
 from trainer.groups import members
 from trainer.init import initialise
 from trainer.job import Job
+from trainer.marks import captured, marked
 from trainer.schedule_lr import learning_rate
 from trainer.startup import StartUp
 from trainer.status import Status
@@ -92,7 +93,7 @@ class Executor:
         start.phase("instructions")
         self._counts: dict[str, int] = {}
         self._steps = 0
-        self.ops = self._ready()
+        self.ops = [marked(op) for op in self._ready()] if job.marks else self._ready()
         self.streams = self._make_streams(status or Status(), thread_context)
         self.graphs = self._make_graphs() if program.execution.graph else None
 
@@ -102,7 +103,8 @@ class Executor:
         if self._steps == 1 and self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)  # a compiler tries candidates in the first step
         self._steps += 1
-        with self.thread_context(), torch.no_grad():
+        kept = captured(self.device, step) if record and self.job.marks else nullcontext()
+        with self.thread_context(), torch.no_grad(), kept:
             if self.graphs is not None:
                 self.graphs.prepare()
             began = time.perf_counter()

@@ -17,7 +17,8 @@ class Job:
     """A job as its ranks see it. `cluster` says which devices they use and with how many threads; `records(step)` says
     whether a 0-based step is recorded; `nonfinite` what a loss or norm that is not finite does. What a log says of it:
     the model's `name` and `parameters`, FLOPs and tokens of a step over all ranks, and the job's dense peak in FLOP/s
-    (None where no data sheet states one). `run` is the header of its timelines, plain values; ranks compare it."""
+    (None where no data sheet states one). `run` is the header of its timelines, plain values; ranks compare it.
+    `marks`: instructions and recorded steps are marked for a profiler (`trainer.marks`)."""
 
     cluster: Cluster
     steps: int
@@ -31,3 +32,4 @@ class Job:
     tokens_per_step: int
     peak_flops: float | None
     run: Mapping[str, Any] = field(repr=False)
+    marks: bool = False

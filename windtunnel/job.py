@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from plan.run import Optimizer, Run, load
 from plan.trainable import check_trainable
 from program import StepProgram
 from trainer import launch as ranks
+from trainer import marks
 from trainer.data import TokenFile, open_data
 from trainer.job import Job
 from trainer.log import plain
@@ -37,6 +39,7 @@ def job_of(run: Run) -> Job:
         tokens_per_step=run.tokens_per_step,
         peak_flops=None if peak is None else peak * run.plan.world,
         run=run.to_dict(),
+        marks=os.environ.get(marks.VARIABLE) == "nvtx",
     )
 
 

@@ -24,9 +24,11 @@ from windtunnel.results import Trained
 from windtunnel.source import RunSource
 
 
-def train_command(source: RunSource, target: str | None, as_json: bool) -> int:
+def train_command(source: RunSource, target: str | None, as_json: bool, profile: str = "") -> int:
     """Train and print the folder (the last line of stdout), or the result as JSON."""
     run = source.load()
+    if profile:
+        _profiled(run, profile)
     for text in source.warnings:
         output.note(f"warning: {text}")
     if under_torchrun():
@@ -39,6 +41,25 @@ def train_command(source: RunSource, target: str | None, as_json: bool) -> int:
     else:
         output.emit(_text(result))
     return 0
+
+
+def _profiled(run: Run, profile: str) -> None:
+    """Tell the ranks to mark what they do. Raises InputError where no profiler would see it."""
+    problems = []
+    if profile != "nvtx":
+        problems.append(f"--profile {profile}: give nvtx")
+    if run.cluster.device != "cuda":
+        problems.append(
+            f"--profile {profile} marks CUDA's work, and the run's cluster is {run.cluster.name}; leave it out"
+        )
+    if run.plan.cuda_graph:
+        problems.append(f"--profile {profile}: a replayed graph is one launch; set plan.cuda_graph: false")
+    if problems:
+        raise InputError(problems)
+    _trainer()
+    from trainer.marks import VARIABLE
+
+    os.environ[VARIABLE] = profile
 
 
 COUNTS = {"OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpirun", "SLURM_STEP_NUM_TASKS": "srun"}

@@ -13,6 +13,7 @@ from program import expand
 from tests.trainer.fake_cuda import Device, Event, Knowledge, install
 from tests.trainer.ranks import LLAMA, make_run
 from trainer.bodies import computation
+from trainer.marks import captured, marked
 from trainer.status import Status
 from trainer.storage import Storage
 from trainer.streams import Op, StreamError
@@ -152,3 +153,23 @@ def test_a_read_of_what_never_happens_is_bounded(monkeypatch: pytest.MonkeyPatch
         streams.issue_all([op])
     assert device.asked["record"] == 1
     assert read == []
+
+
+def test_instructions_are_ranges_for_a_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Named by id and label, closed also when the instruction fails, and only a recorded step is captured."""
+    said: list[str] = []
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", lambda name: said.append(f"push {name}"))
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: said.append("pop"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: said.append("idle"))
+    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: said.append("start"))
+    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: said.append("stop"))
+    ops = [marked(replace(op, run=lambda: said.append("run"))) for op in instructions({})[:2]]
+    with captured(torch.device("cuda", 0), 7):
+        for op in ops:
+            op.run()
+    inner = [word for op in ops for word in (f"push {op.id} {op.label}", "run", "pop")]
+    assert said == ["idle", "start", "push step 7 on cuda:0", *inner, "idle", "pop", "stop"]
+    said.clear()
+    with pytest.raises(ZeroDivisionError):
+        marked(replace(ops[0], run=lambda: 1 / 0)).run()  # type: ignore[arg-type, return-value]
+    assert said[-1] == "pop"

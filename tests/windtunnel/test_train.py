@@ -196,6 +196,8 @@ def test_what_cannot_train_is_refused_before_anything_starts(run_file: Call, tmp
         (("--cluster", "dgx-h100", "--nodes", 4), "32 ranks on dgx-h100"),
         (("--set", "plan.implementation=megatron"), "implementation: windtunnel"),
         (("--set", f"data.path={tmp_path / 'none.npy'}"), "none.npy"),
+        (("--profile", "nvtx"), "--profile nvtx marks CUDA's work, and the run's cluster is cpu"),
+        (("--profile", "nsys"), "--profile nsys: give nvtx"),
     ):
         called = wt("train", run_file(), *options, "--output", tmp_path / "run")
         assert called.code == 2

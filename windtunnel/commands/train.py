@@ -22,6 +22,15 @@ def train(
     var: o.Var = [],  # noqa: B006
     allow_read: o.AllowRead = [],  # noqa: B006
     accept_unknown: o.AcceptUnknown = False,
+    profile: Annotated[
+        str,
+        typer.Option(
+            metavar="nvtx",
+            help="Mark every instruction as an NVTX range and the recorded steps for `nsys profile -t cuda,nvtx"
+            " --capture-range=cudaProfilerApi`.",
+            show_default=False,
+        ),
+    ] = "",
     as_json: o.Json = False,
 ) -> int:
     """Train, one process a rank on this machine, or as a rank of your torchrun. Prints the run folder at the end."""
@@ -29,4 +38,4 @@ def train(
     from windtunnel.training import train_command
 
     source = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read), accept_unknown)
-    return train_command(source, output or None, as_json)
+    return train_command(source, output or None, as_json, profile)
