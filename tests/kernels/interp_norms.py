@@ -75,7 +75,7 @@ def test_type_grid(w_type, stream_type, p, rounding):  # bugs 18, 20: every type
 WIDTHS = [48, pytest.param(PERSISTENT_WIDTH + 8, marks=pytest.mark.soak)]
 
 
-@pytest.mark.parametrize("kind", ["rms", "layer"])
+@pytest.mark.parametrize("kind", [pytest.param("rms", marks=pytest.mark.soak), "layer"])
 def test_rows_too_wide_for_registers(kind):
     run_both(kind, 1, PERSISTENT_WIDTH + 300, FP32, FP32, FP32, 0.2, "fp32")
 

@@ -2,11 +2,14 @@
 copied weights."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import kernels
+import trainer
 from compiler import compile_run
 from plan.run import Run
 from program import expand
@@ -174,3 +177,12 @@ def test_gpt2_equals_transformers(precision: str) -> None:
             pairs[f"{ours}.{mine}.weight"] = ([f"{base}.{place}.weight"], not mine.endswith("norm"))
             pairs[f"{ours}.{mine}.bias"] = ([f"{base}.{place}.bias"], False)
     _hold(run, model, pairs)
+
+
+def test_our_package_names_hide_nobody_elses() -> None:
+    """`kernels` and `trainer` are other projects' names too: transformers imports with ours imported before it."""
+    from transformers import LlamaConfig
+
+    assert LlamaConfig().hidden_size
+    for ours in (kernels, trainer):
+        assert Path(ours.__file__).parents[1] == Path(__file__).parents[2]
