@@ -30,7 +30,7 @@ from simulator.rank import Lane, RankSimulation
 from simulator.script import Growing, NotRepeating, Repeating, Script
 from simulator.sharing import Contention
 from simulator.simulated import Simulated
-from simulator.steady import Shift, reach_of, settled, shift_of
+from simulator.steady import Shift, rows_of, settled, shift_of
 from simulator.timeline import predicted_timeline
 
 PERIODS = 2
@@ -131,15 +131,15 @@ class _Job:
         while True:
             repeating = Repeating(len(stages), PERIODS, total, least)
             engine = self._engine(short, repeating)
-            if engine.shared or engine.synchronous or (reach := reach_of(stages, engine)) is None:
+            if engine.shared or engine.synchronous or (rows := rows_of(stages, engine)) is None:
                 return None
-            repeating.reach, repeating.settled = reach, partial(settled, stages, engine, reach)
+            repeating.rows, repeating.settled = rows, partial(settled, stages, engine, rows)
             try:
                 engine.simulate()
             except NotRepeating:
                 return None
             times = repeating.simulated()
-            shift = shift_of(stages, engine, reach, times)
+            shift = shift_of(stages, engine, rows, times)
             if shift is not None and (total - times[-1]) % shift.every == 0:
                 for rank in engine.ranks:
                     rank.forget()
