@@ -10,7 +10,7 @@ are placed one by one.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from compiler.calls import CallPlacer
 from compiler.schedules import Placement, Steady
@@ -78,9 +78,20 @@ def repeated(short: Sequence[Call], longer: Sequence[Call], times: int, blocks: 
     turn = found.turn
     if latest - earliest < STANDS * period or set(turn) != set(turn.values()):
         return None
-    seam = min((earliest + latest) // 2, len(short) - period)
     turns = tuple(turn.get(block, block) for block in range(blocks))
-    return Repeated(tuple(short), seam, period, times, micros, ids, found.anchor, turns)
+    seam = latest - STANDS * period
+    return _shortened(Repeated(tuple(short), seam, period, times, micros, ids, found.anchor, turns))
+
+
+def _shortened(calls: Repeated) -> Repeated | None:
+    """The same calls with one repetition more to put in and one fewer of those that stand behind the seam; None when
+    what follows looks into the one that goes."""
+    tail = calls.kept[calls.seam + calls.period :]
+    gone = range(calls.anchor, calls.anchor + calls.period)
+    if any(bound in gone for call in tail for bound, _ in call.bindings):
+        return None
+    kept = (*calls.kept[: calls.seam], *(calls.moved(call, -1) for call in tail))
+    return replace(calls, kept=kept, times=calls.times + 1)
 
 
 @dataclass(slots=True)
