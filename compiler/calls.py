@@ -9,6 +9,7 @@ transfer after another, each blocking, in the order of its `TrainSchedule`.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field
 
 from compiler.schedules import Placement
@@ -44,7 +45,7 @@ class CallPlacer:
     def __init__(self, blocks: StageBlocks, placement: Placement) -> None:
         self.b, self.placement = blocks, placement
         self.calls: list[Call] = []
-        self._base = 0
+        self._base = self._placed = 0  # instructions and slots so far
         self._rings: dict[tuple[bool, int], _Ring] = {}
         self._arrived: dict[Slot, tuple[tuple[int, int], int]] = {}  # consumer -> (call and out-port, ring slot)
         self._sent: dict[tuple[bool, int], list[tuple[int, int]]] = {}  # sends whose payload nobody has freed yet
@@ -63,8 +64,8 @@ class CallPlacer:
         """Place a block. `bound` says what stands behind its in-ports; ports called after the forward block's are that
         call's."""
         ports = self.b.in_ports[block]
-        bindings = tuple((forward, k) if k >= 0 else bound.get(name, _UNBOUND) for name, k in ports)
-        self.calls.append(Call(block, micro, self._base, bindings))
+        bindings = [(forward, k) if k >= 0 else bound.get(name, _UNBOUND) for name, k in ports]
+        self.calls.append(Call(block, micro, self._base, tuple(bindings)))
         self._base += len(self.b.blocks[block].instructions)
         return len(self.calls) - 1
 
@@ -151,12 +152,17 @@ class CallPlacer:
 
     def _separate(self) -> None:
         """Transfers in the one global order, each its own call."""
-        for position, slot in enumerate(self.placement.slots):
-            for transfer in self.placement.receives[position]:
-                self.receive(Slot("B" if transfer.backward else "F", transfer.micro, transfer.target_chunk))
-            self.compute(slot)
-            for _ in self.placement.sends[position]:
-                self.send(slot.crossing)
+        for position in range(self._placed, len(self.placement.slots)):
+            self._slot(position)
+
+    def _slot(self, position: int) -> None:
+        """A slot with its transfers."""
+        slot = self.placement.slots[position]
+        for transfer in self.placement.receives[position]:
+            self.receive(Slot("B" if transfer.backward else "F", transfer.micro, transfer.target_chunk))
+        self.compute(slot)
+        for _ in self.placement.sends[position]:
+            self.send(slot.crossing)
 
     def _batched(self) -> None:
         """Megatron-LM's non-interleaved loop: warm-up, one forward and one backward with paired transfers, drain."""
@@ -205,9 +211,26 @@ class CallPlacer:
             if due:
                 self.compute(now)
 
+    def shared(self, other: Placement) -> CallPlacer:
+        """A placer of `other` that stands where its step parts from this one's; this one has come there too."""
+        twin = CallPlacer(self.b, other)
+        self._open()
+        if engine(self.b.held.plan).transfers == "separate":
+            ends = self._closing.keys() | twin._closing.keys()
+            while self.placement.alike(other, self._placed) and self.placement.slots[self._placed] not in ends:
+                self._slot(self._placed)
+                self._placed += 1
+        for name in ("calls", "_arrived", "_done", "_reduced", "_shards", "_fresh", "_weights"):
+            setattr(twin, name, copy(getattr(self, name)))
+        twin._base, twin._latest, twin._placed = self._base, self._latest, self._placed
+        twin._rings = {key: _Ring(ring.made, [*ring.free]) for key, ring in self._rings.items()}
+        twin._sent = {key: [*queue] for key, queue in self._sent.items()}
+        return twin
+
     def place(self) -> None:
         """All calls but the one that closes the step."""
-        self._open()
+        if not self.calls:
+            self._open()
         drivers = {"blocking": self._blocking, "batched": self._batched, "separate": self._separate}
         drivers[engine(self.b.held.plan).transfers]()
 

@@ -52,7 +52,8 @@ def _forget(blocks: StageBlocks, many: int, rings: Collection[str]) -> None:
 
 def _both(blocks: StageBlocks, short: Placement, steady: Steady) -> Repeated | None:
     """The repeated calls, or None when the longer step is not the short one with a repetition more."""
-    one, more = CallPlacer(blocks, short), CallPlacer(blocks, steady.longer)
+    one = CallPlacer(blocks, short)
+    more = one.shared(steady.longer)
     one.place()
     known = len(blocks.blocks)
     more.place()
