@@ -223,6 +223,7 @@ def _moves_along(rank: RankSimulation, many: int, begins: list[int], behind: lis
     by less."""
     first = rank.history[0][begins[0] : begins[0] + many]
     used = {s for nodes in first for node in nodes for s in _streams(node)}
+    others: dict[int, list[tuple[int, int]]] = {}  # of a row or a segment: outputs on streams that are not used
     tails: dict[int, int] = {}
     old: set[int] = set()
     ahead = False
@@ -230,17 +231,21 @@ def _moves_along(rank: RankSimulation, many: int, begins: list[int], behind: lis
         for call, nodes in enumerate(handles):
             if call == begins[period]:
                 ahead = ahead or behind[period]
-                old = tails.keys() - used
+                old = set(tails)
             for node in nodes:
-                streams = _streams(node)
-                start = node.start if isinstance(node, Op) else node.first
-                if any(tails[stream] >= start for stream in streams if stream in old):
-                    return False
-                old -= set(streams)
-                if ahead and not _late(node):
-                    return False
-                ahead = ahead and not (isinstance(node, Op) and node.row.sync)
-                tails |= dict(zip(streams, (end for end in node.outs if end is not None), strict=False))
+                what = id(node.row if isinstance(node, Op) else node.segment)
+                if what not in others:
+                    others[what] = [(k, stream) for k, stream in enumerate(_streams(node)) if stream not in used]
+                for output, stream in others[what]:
+                    start = node.start if isinstance(node, Op) else node.first
+                    if stream in old and tails[stream] >= start:
+                        return False
+                    old.discard(stream)
+                    tails[stream] = node.outs[output] or 0
+                if ahead:
+                    if not _late(node):
+                        return False
+                    ahead = not (isinstance(node, Op) and node.row.sync)
     return True
 
 
