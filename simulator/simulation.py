@@ -156,7 +156,7 @@ class _Job:
         coarse = self.coarse and not synchronous
         plans = Cutter(program, self.cluster, profile, contention, coarse, self.kernels)
         engine.ranks = [self._rank(engine, each, plans, repeating) for each in self.symmetry_classes]
-        engine.checks_all = plans.checks_all
+        engine.hears_of(plans.checks_all)
         return engine
 
     def _rank(
