@@ -16,7 +16,7 @@ that it sent. Without tensor parallelism it keeps the whole output.
 from __future__ import annotations
 
 from compiler.chunk import ChunkCompiler
-from compiler.rings import Rings
+from compiler.slot_allocator import SlotAllocator
 from compiler.units import UnitShape
 from compiler.units import step as around
 from compiler.units.builder import ROWS
@@ -33,8 +33,8 @@ class Edges:
     """The boundary's tensors. `partitioned`: transfers carry a tensor-parallel rank's stretch; `kept`: a forward's
     output stays until its backward."""
 
-    def __init__(self, e: UnitShape, plan: Plan, rings: Rings) -> None:
-        self.rings, self.ranks, self.dtype = rings, e.tp, e.dtype
+    def __init__(self, e: UnitShape, plan: Plan, allocator: SlotAllocator) -> None:
+        self.allocator, self.ranks, self.dtype = allocator, e.tp, e.dtype
         self.shape = (e.local_tokens, e.hidden)
         self.kept = engine(plan).keeps_output
         # A stretch is whole rows here; where the rows do not divide, everything is sent.
@@ -82,7 +82,7 @@ class Edges:
     def join(self, compiler: ChunkCompiler, phase: Phase, unit: int, piece: str, part: int) -> int:
         """The tensor from all ranks' stretches."""
         builder, spec = compiler.builder, Tensor(piece, self.shape, self.dtype, "gather")
-        slot = builder.buffer(Buffer(self.shape, self.dtype, "gather", piece, self.rings.claim(SLOT, spec)))
+        slot = builder.buffer(Buffer(self.shape, self.dtype, "gather", piece, self.allocator.claim(SLOT, spec)))
         comm = Comm("all_gather", "tp", spec.bytes, self.dtype, "tp")
         joined = Value({"edge.x": "in", "edge.d": "d.out"}.get(piece, "out"))
         values = Values((Value(joined.name, self.at),), (joined,))

@@ -9,7 +9,7 @@ overwrite theirs, and what is added up instead starts from zero.
 
 from __future__ import annotations
 
-from compiler.builder import BlockBuilder
+from compiler.block_builder import BlockBuilder
 from compiler.parameters import Parameters
 from compiler.units import step as around
 from plan.parallel import Plan

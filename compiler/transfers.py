@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compiler.builder import BlockBuilder
+from compiler.block_builder import BlockBuilder
 from program import Block, Buffer, Comm, Phase, Stream
 from program.declared import At, Value, Values
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, overload
 
-from program.step import Block, Call, RankProgram, StepProgram
+from program.step_program import Block, Call, RankProgram, StepProgram
 
 if TYPE_CHECKING:  # numpy is imported where numbers are made: every command imports this room for its errors
     import numpy as np
@@ -163,9 +163,7 @@ def _repeated(calls: Repeated, kept: Columns) -> Columns:
 
     bound = grown(kept.bound.astype(np.int64), calls.period, calls.anchor, (first, until))
     return Columns(
-        np.concatenate(
-            [kept.block[:seam], blocks[:-1, kept.block[seam:end]].ravel(), blocks[-1, kept.block[seam:]]]
-        ),
+        np.concatenate([kept.block[:seam], blocks[:-1, kept.block[seam:end]].ravel(), blocks[-1, kept.block[seam:]]]),
         grown(kept.micro, calls.micros, 0, (seam, end)),
         grown(kept.base, calls.ids, 0, (seam, end)),
         np.concatenate([kept.counts[:seam], np.tile(kept.counts[seam:end], times), kept.counts[seam:]]),

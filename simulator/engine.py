@@ -1,8 +1,8 @@
 """The event engine: ranks, streams and meetings, driven by callbacks on one clock.
 
-Each simulated rank (`simulator.rank`, one for a symmetry class of `simulator.fold`) issues its program's instructions
-in order. What is in flight is a node: an instruction (`simulator.nodes`) or a merged segment (`simulator.segments`).
-Ends are passed on as values, so nothing is ever polled, and each node's end is one event.
+Each simulated rank (`simulator.rank_simulation`, one for a symmetry class of `simulator.fold`) issues its program's
+instructions in order. What is in flight is a node: an instruction (`simulator.nodes`) or a merged segment
+(`simulator.segments`). Ends are passed on as values, so nothing is ever polled, and each node's end is one event.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from program.errors import WindtunnelError
 from simulator.clock import Clock
 from simulator.costs import COMPUTE_STREAM
 from simulator.nodes import Channel, InStepCheck
-from simulator.rank import RankSimulation
+from simulator.rank_simulation import RankSimulation
 from simulator.sharing import Contention, Device, Node
 
 

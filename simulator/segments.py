@@ -18,7 +18,7 @@ from simulator.merged import Merge, Outcome
 from simulator.nodes import Op, Source, Waiter
 
 if TYPE_CHECKING:
-    from simulator.rank import RankSimulation
+    from simulator.rank_simulation import RankSimulation
 
 _NOTHING: dict[int, tuple[int, Trail]] = {}
 

@@ -19,6 +19,7 @@ from program import KernelCall, Repeated, StepProgram, repetitions, with_repetit
 from program.cluster import Cluster
 from program.gc_paused import gc_paused
 from program.timeline import Timeline
+from simulator.call_script import Growing, NotRepeating, Repeating, Script
 from simulator.clock import picoseconds
 from simulator.cutter import Cutter
 from simulator.engine import Engine
@@ -26,8 +27,7 @@ from simulator.fold import SymmetryClass, fold
 from simulator.interval import Interval, interval
 from simulator.memory import StageMemory, simulate_memory
 from simulator.nodes import NotInStep
-from simulator.rank import Lane, RankSimulation
-from simulator.script import Growing, NotRepeating, Repeating, Script
+from simulator.rank_simulation import Lane, RankSimulation
 from simulator.sharing import Contention
 from simulator.simulated import Simulated
 from simulator.steady import Shift, rows_of, settled, shift_of

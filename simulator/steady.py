@@ -1,11 +1,11 @@
 """The steady state of a simulation: whether its repetitions repeat in time, and what so many more of them would add.
 
-A program whose calls repeat (`program.calls`) is simulated with few repetitions (`simulator.script`). Times are whole
-picoseconds and follow from what a node waits for: its stream, its waits, its host, its partners and their waits, all
-in a span of fewer than so many repetitions (`rows_of`). When over that many every output of every rank comes again
+A program whose calls repeat (`program.calls`) is simulated with few repetitions (`simulator.call_script`). Times are
+whole picoseconds and follow from what a node waits for: its stream, its waits, its host, its partners and their waits,
+all in a span of fewer than so many repetitions (`rows_of`). When over that many every output of every rank comes again
 `every` repetitions later, one `shift` later, then moving whatever lies behind by that shift and putting the repetitions
-in between satisfies each node's rule again: the longer simulation is that, to the picosecond. (What a node follows from
-lies before the last repetitions, behind the first, or inside: in each case a node that was simulated has the same.)
+in between satisfies each node's rule again: what it follows from lies before the last repetitions, behind the first, or
+inside, and in each case a node that was simulated has the same. So the longer simulation is that, to the picosecond.
 Three things need a look of their own, and where they do not hold nothing is skipped:
 
 * what is waited for from far before the repetitions (the tail of a stream that they do not use) must come too early to
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from program import RankProgram, Repeated
 from simulator.engine import Engine
 from simulator.nodes import Op
-from simulator.rank import RankSimulation
+from simulator.rank_simulation import RankSimulation
 from simulator.segments import Merged
 
 MARGIN = 4  # micro-batches beyond what waits and partners reach: gaps and windows follow from a few nodes in a row
@@ -107,7 +107,7 @@ def _spread(met: list[tuple[int, list[Fraction]]]) -> Fraction | None:
 def _communications(stage: RankProgram) -> tuple[Counter[Lane], dict[Lane, list[Fraction]]]:
     """Communications of each lane before the repetitions, and where in a repetition its others stand."""
     calls = _repeated(stage)
-    of_block = [
+    of_block: list[list[Lane]] = [
         [(i.comm.role, i.comm.channel) for i in block.instructions if i.comm is not None] for block in stage.blocks
     ]
     before = Counter(lane for call in calls.kept[: calls.seam] for lane in of_block[call.block])

@@ -328,16 +328,16 @@ def test_a_compiled_program_is_refused_when_a_collective_is_not_waited_for(
 def test_a_steady_state_is_stepped_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from compiler import compile_run
     from plan.run import load
-    from program.proofs import storage
+    from program.proofs import storage_proof
 
     taken = []
 
-    class Counted(storage.Step):
+    class Counted(storage_proof.Step):
         def take(self) -> None:
             taken.append(self.here)
             super().take()
 
-    monkeypatch.setattr(storage, "Step", Counted)
+    monkeypatch.setattr(storage_proof, "Step", Counted)
     plan = {"tensor_parallel": 8, "sequence_parallel": True, "pipeline_parallel": 8, "global_batch_size": 96}
     run = load({"model": {"preset": "gpt3-175b"}, "cluster": {"preset": "dgx-a100-80gb", "nodes": 8}, "plan": plan})
     program = compile_run(run)

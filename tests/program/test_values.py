@@ -10,8 +10,8 @@ import pytest
 from compiler import compile_run
 from program import Instruction, StepProgram, edit
 from program.proofs import ProofError
-from program.proofs.grid import prove_grid
-from program.proofs.values import prove_values
+from program.proofs.rank_grid import prove_grid
+from program.proofs.values_calls import prove_values
 from tests.program.edit_places import at, places
 from tests.trainer.ranks import GPT, LLAMA, make_run
 

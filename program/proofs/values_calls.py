@@ -18,7 +18,7 @@ from program import STREAMS, Block, Comm, Instruction, StepProgram
 from program.proofs.error import ProofError, name
 from program.proofs.values_block import Reader
 from program.proofs.values_books import Key, Wrong
-from program.proofs.values_sheet import Event, Held, Misheld, Part, Sheet
+from program.proofs.values_sheet import Event, HeldValue, Misheld, Part, Sheet
 from program.proofs.values_step import Books
 
 Owner = tuple[int, int]  # call, local buffer
@@ -28,7 +28,7 @@ Owner = tuple[int, int]  # call, local buffer
 class Message:
     """Something sent or received: what it is, of which micro-batch (None: not known yet), and where in the program."""
 
-    held: Held
+    held: HeldValue
     micro: int | None
     call: int
     local: int
@@ -177,7 +177,7 @@ class _Class:
             return self.owners[call][sheet.ports[ref]]
         return None if ref is None else (call, ref)
 
-    def _holds(self, found: Message | None, wanted: Held, micro: int) -> str | None:
+    def _holds(self, found: Message | None, wanted: HeldValue, micro: int) -> str | None:
         if found is None:
             return f"{wanted} is asked for; nothing is there"
         if found.held != wanted:

@@ -1,9 +1,9 @@
-"""The calls of a rank class as a text of letters, and the stretch of it that repeats.
+"""The calls of a rank class as a sequence of keys, and its steady state: the stretch that repeats.
 
-A call's letter is the shape of its block and where its in-ports are bound, counted back from itself: calls with one
-letter do the same to the calls around them. 1F1B in steady state repeats a word of about six letters; the storage
-proofs read it once. Successive receives go round a ring of slots, so one repetition uses the next slot of the ring: a
-run carries the renaming of slots from one to the next.
+A call's key is the shape of its block and where its in-ports are bound, counted back from itself: calls with one key
+do the same to the calls around them. 1F1B in steady state repeats about six calls; the storage proofs step through
+them once. Successive receives take the slots of a ring in turn, so one repetition uses the next slot of the ring: a
+steady state carries the renaming of slots from one to the next.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from program import RankProgram
 Pattern = tuple[
     int, tuple[int, ...], tuple[int, ...]
 ]  # shape; for each in-port, which of the calls it looks at, and its out-port
-Letter = tuple[int, tuple[int | None, ...]]  # pattern; how far back each call it looks at is (None: bound to nothing)
+CallKey = tuple[int, tuple[int | None, ...]]  # pattern; how far back each call it looks at is (None: bound to nothing)
 _UNBOUND = np.iinfo(np.int32).min
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """`letters[call]` indexes `alphabet`, whose patterns index `patterns`."""
+class CallSequence:
+    """`keys[call]` indexes `distinct`, whose patterns index `patterns`."""
 
-    letters: list[int]
-    alphabet: list[Letter]
+    keys: list[int]
+    distinct: list[CallKey]
     patterns: list[Pattern]
 
     def back(self, call: int) -> tuple[int | None, ...]:
         """How far back each call that a call looks at is."""
-        return self.alphabet[self.letters[call]][1]
+        return self.distinct[self.keys[call]][1]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Calls start … end - 1 repeat with `period`, slots renamed by `rename` each time. No call from the run on looks
-    back farther than `reach` (from the run's end, for calls behind it), unless to before the run.
+class SteadyState:
+    """Calls start … end - 1 repeat with `period`, slots renamed by `rename` each time. No call from the start on
+    looks back farther than `reach` (from the end, for calls behind it), unless to before the start.
     """
 
     start: int
@@ -49,23 +49,23 @@ class Run:
     rename: dict[str, str]
 
 
-def text_of(program: RankProgram, shape_of: Sequence[int]) -> Text:
-    """Every call's letter; `shape_of[block]` numbers the block's shape."""
+def call_sequence(program: RankProgram, shape_of: Sequence[int]) -> CallSequence:
+    """The keys of all calls; `shape_of[block]` numbers the block's shape."""
     known: dict[tuple[int, bytes], int] = {}
     patterns: dict[Pattern, int] = {}
-    alphabet: list[Letter] = []
-    letters = []
+    distinct: list[CallKey] = []
+    keys = []
     data, ends = _relative(program)
     start = 0
     for here, (call, end) in enumerate(zip(program.calls, ends, strict=True)):
-        key = (shape_of[call.block], data[start:end])
+        raw = (shape_of[call.block], data[start:end])
         start = end
-        letter = known.setdefault(key, len(alphabet))
-        if letter == len(alphabet):
-            pattern, back = _letter(key[0], here, call.bindings)
-            alphabet.append((patterns.setdefault(pattern, len(patterns)), back))
-        letters.append(letter)
-    return Text(letters, alphabet, list(patterns))
+        key = known.setdefault(raw, len(distinct))
+        if key == len(distinct):
+            pattern, back = _key(raw[0], here, call.bindings)
+            distinct.append((patterns.setdefault(pattern, len(patterns)), back))
+        keys.append(key)
+    return CallSequence(keys, distinct, list(patterns))
 
 
 def _relative(program: RankProgram) -> tuple[bytes, list[int]]:
@@ -80,38 +80,40 @@ def _relative(program: RankProgram) -> tuple[bytes, list[int]]:
     return flat.tobytes(), (np.cumsum(counts) * flat.itemsize * 2).tolist()
 
 
-def _letter(shape: int, here: int, bindings: tuple[tuple[int, int], ...]) -> tuple[Pattern, tuple[int | None, ...]]:
+def _key(shape: int, here: int, bindings: tuple[tuple[int, int], ...]) -> tuple[Pattern, tuple[int | None, ...]]:
     number = {bound: k for k, bound in enumerate(dict.fromkeys(bound for bound, _ in bindings))}
     pattern = (shape, tuple(number[bound] for bound, _ in bindings), tuple(out for _, out in bindings))
     return pattern, tuple(here - bound if bound >= 0 else None for bound in number)
 
 
-def find_run(program: RankProgram, text: Text, slots: Sequence[tuple[str, ...]]) -> Run | None:
+def find_steady_state(
+    program: RankProgram, sequence: CallSequence, slots: Sequence[tuple[str, ...]]
+) -> SteadyState | None:
     """The repeating stretch around the middle call, with the shortest period that gives at least four repetitions.
 
     `slots[block]` are the slots the block names.
     """
-    letters = text.letters
-    middle = len(letters) // 2
-    for period in _distances(letters, middle):
+    keys = sequence.keys
+    middle = len(keys) // 2
+    for period in _distances(keys, middle):
         start, end = middle, middle
-        while start > period and letters[start - 1] == letters[start - 1 - period]:
+        while start > period and keys[start - 1] == keys[start - 1 - period]:
             start -= 1
-        while end < len(letters) and letters[end] == letters[end - period]:
+        while end < len(keys) and keys[end] == keys[end - period]:
             end += 1
         start -= period
         rename = _renaming(program, slots, start, end, period)
         if end - start >= 4 * period and rename is not None:
-            return Run(start, end, period, _reach(program, text, start, end), rename)
+            return SteadyState(start, end, period, _reach(program, sequence, start, end), rename)
     return None
 
 
-def _distances(letters: list[int], middle: int, limit: int = 16) -> list[int]:
-    """How far back the middle call's letter stood before, nearest first: the candidate periods."""
-    letter = letters[middle]
+def _distances(keys: list[int], middle: int, limit: int = 16) -> list[int]:
+    """How far back the middle call's key stood before, nearest first: the candidate periods."""
+    key = keys[middle]
     found: list[int] = []
     for here in range(middle - 1, -1, -1):
-        if letters[here] == letter:
+        if keys[here] == key:
             found.append(middle - here)
             if len(found) == limit:
                 break
@@ -131,12 +133,12 @@ def _renaming(
     return rename if set(rename) == set(rename.values()) else None
 
 
-def _reach(program: RankProgram, text: Text, start: int, end: int) -> int:
-    """How far back calls of the run look, and calls after the run look from its end (what lies before it does not
+def _reach(program: RankProgram, sequence: CallSequence, start: int, end: int) -> int:
+    """How far back calls of the steady state look, and calls after it look from its end (what lies before it does not
     move).
     """
-    letters = set(text.letters[start:end])
-    reach = max((back for letter in letters for back in text.alphabet[letter][1] if back is not None), default=0)
+    keys = set(sequence.keys[start:end])
+    reach = max((back for key in keys for back in sequence.distinct[key][1] if back is not None), default=0)
     for call in program.calls[end:]:
         for bound, _ in call.bindings:
             if bound >= start:
