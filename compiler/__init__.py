@@ -12,8 +12,8 @@ sends and receives. In the order of reading:
 | stage_context, parameters, partition, recompute | a stage's units, flat buckets, what ZeRO partitions, what is kept |
 | block_builder | one block: instructions with their waits, frees and memory |
 | chunk, passes | a chunk's units in a block; its forward and its backward |
-| slot_allocator, shards, fresh, offload, edges | slots; ZeRO-2 and 3; DeepSpeed's gradients; host; stage edges |
-| open_close, transfers | the step's opening and close; sends and receives |
+| slot_allocator, shards, offload | slots; ZeRO-2 and 3; the host |
+| open_close, edges | the step's opening and close; what crosses stages, sends and receives |
 | stage, call_placer | the blocks of a stage; their calls in host order |
 """
 

@@ -12,15 +12,15 @@ from dataclasses import replace
 
 from compiler.block_builder import BlockBuilder
 from compiler.chunk import ChunkCompiler, Scope
-from compiler.fresh import add_fresh
 from compiler.fsdp_groups import block_shards
 from compiler.halves import Given, Handed, take_saved, weight_half
 from compiler.recompute import UnitPlan
 from compiler.reduced import Unreduced
 from compiler.shards import BlockShards
 from compiler.stage_context import StageContext
+from compiler.units import step as around
 from plan.implementations import engine
-from program import Block, Phase
+from program import Block, Phase, rank_wide
 from program.lines import Part
 
 
@@ -111,9 +111,7 @@ class _Backward:
         self.shards.leave()
         if engine(self.context.plan).grad_accumulation == "separate_buffer":
             for number in self.order:
-                context = self.context.parameters
-                params = [p for p in self.context.params_of(number) if p.name in context.grad_ref]
-                add_fresh(self.builder, self.context.plan, context, number, params)
+                self._join_main(number)
         if not self.first:
             self.context.edges.depart(self.compiler, "B", self.order[-1], gradient)
         if not self.context.edges.partitioned:
@@ -172,6 +170,21 @@ class _Backward:
                     buffers[ref] = replace(buffers[ref], pool="act")
                 self.builder.give(port, ref)
                 self.handed[plan.number, name] = Given(port, buffers[ref], received=ref == self.arrived)
+
+    def _join_main(self, number: int) -> None:
+        """ACC: a unit's fresh gradients (of the computing type) are widened one by one, each into a new tensor, and
+        added into the main ones (`update_hp_grads` of DeepSpeed's `runtime/bf16_optimizer.py`, v0.6.5). They stay
+        beside these until the next backward overwrites them, or what it adds up (norms, biases, the embedding's tables)
+        starts from zero again. Unit 0's body also holds what clearing its tables' gradients costs: their backward
+        scatters into zeros."""
+        plan, parameters = self.context.plan, self.context.parameters
+        params = [p for p in self.context.params_of(number) if p.name in parameters.grad_ref]
+        if not params:
+            return
+        cleared = [len(p.local_shape) == 1 or number == 0 for p in params]
+        body = around.accumulate([p.local_shape for p in params], plan.precision, plan.gradient_dtype, cleared)
+        refs = tuple(rank_wide(of[p.name]) for of in (parameters.fresh_ref, parameters.grad_ref) for p in params)
+        self.builder.emit("W", "ACC", number, "grads", "compute", refs, refs, body)
 
     def _release(self) -> None:
         """Slots in which the chunk's input and gradient arrived are free again; the kept output goes."""

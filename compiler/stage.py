@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
+from compiler.edges import exchange_block, transfer_block
 from compiler.fsdp_groups import ROOT_SUMS, root_sums
 from compiler.halves import Handed, weight_block
 from compiler.open_close import close_block, open_block
 from compiler.passes import backward_block, forward_block
 from compiler.reduced import Unreduced
 from compiler.stage_context import StageContext
-from compiler.transfers import exchange_block, transfer_block
 from plan.implementations import engine
 from plan.pipeline import Slot
 from program import Block, Buffer, Comm, CommOp, Phase, Role, Stream

@@ -21,8 +21,7 @@ from program.buffers import Bucket, Buffer, Param, rank_wide, tenant_of
 from program.calls import Repeated, block_uses, columns, repetitions, with_repetitions, written_out
 from program.flat import Placed, expand, resolve_buffer, resolve_wait
 from program.instruction import Comm, Instruction, label
-from program.kernel import KernelCall
-from program.kinds import DTYPE_BYTES, OFF_DEVICE, STREAMS, CommOp, Phase, Pool, Reduce, Role, Stream, numel
+from program.kinds import DTYPE_BYTES, OFF_DEVICE, STREAMS, CommOp, KernelCall, Phase, Pool, Reduce, Role, Stream, numel
 from program.step_program import Block, Call, Execution, Group, PortIn, PortOut, RankProgram, StepProgram
 
 __all__ = [

@@ -24,7 +24,7 @@ from program.buffers import Bucket, Buffer, Param
 from program.calls import columns
 from program.declared import Values
 from program.instruction import Comm, Instruction
-from program.kernel import KernelCall
+from program.kinds import KernelCall
 from program.lines import Body
 from program.step_program import Block, Execution, Group, PortIn, PortOut, RankProgram, StepProgram
 

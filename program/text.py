@@ -21,7 +21,7 @@ from itertools import pairwise
 
 from program.flat import Placed, expand
 from program.instruction import Comm, Instruction, label
-from program.kernel import KernelCall
+from program.kinds import KernelCall
 from program.step_program import Block, RankProgram, StepProgram
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
-from program import RankProgram
+from program import RankProgram, columns
 
 Pattern = tuple[
     int, tuple[int, ...], tuple[int, ...]
@@ -72,12 +71,11 @@ def _relative(program: RankProgram) -> tuple[bytes, list[int]]:
     """All bindings as (calls back, out-port) in one string of bytes, and where each call's end: 200,000 of them, so
     numpy.
     """
-    counts = np.fromiter((len(call.bindings) for call in program.calls), dtype=np.int64, count=len(program.calls))
-    pairs = chain.from_iterable(call.bindings for call in program.calls)
-    flat = np.fromiter(chain.from_iterable(pairs), dtype=np.int32, count=2 * int(counts.sum())).reshape(-1, 2)
-    here = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-    flat[:, 0] = np.where(flat[:, 0] >= 0, here - flat[:, 0], _UNBOUND)
-    return flat.tobytes(), (np.cumsum(counts) * flat.itemsize * 2).tolist()
+    found = columns(program.calls)
+    here = np.repeat(np.arange(len(found.counts), dtype=np.int32), found.counts)
+    back = np.where(found.bound >= 0, here - found.bound, _UNBOUND)
+    flat = np.stack([back, found.port], axis=1)
+    return flat.tobytes(), (np.cumsum(found.counts) * flat.itemsize * 2).tolist()
 
 
 def _key(shape: int, here: int, bindings: tuple[tuple[int, int], ...]) -> tuple[Pattern, tuple[int | None, ...]]:

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from program import Comm, StepProgram
-from program.edit import drop_wait, find, move_call, rebind, with_class, with_instruction
 from program.proofs import ProofError, prove, prove_complete, prove_order, prove_storage
-from program.proofs.expanded import prove_expanded
 from program.proofs.extents import prove_extents
+from tests.program.edit import drop_wait, find, move_call, rebind, with_class, with_instruction
 from tests.program.handmade import tiny_program
+from tests.program.plain_proof import prove_expanded
 
 # Calls of the hand-made program (see its docstring): stage 0 and stage 1.
 F0, S0, F1, S1, R0, B0, R1, B1, END = range(9)

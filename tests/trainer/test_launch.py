@@ -17,11 +17,11 @@ import yaml
 from compiler import compile_run
 from plan.run import Run, load
 from program import StepProgram, expand
-from program.edit import drop_wait, find
 from program.errors import InputError, UnsoundProgram
 from program.timeline import load as load_timeline
 from program.timeline import merge
 from tests.listening import descendants
+from tests.program.edit import drop_wait, find
 from tests.trainer.ranks import LLAMA, make_run
 from trainer.log import plain
 from trainer.status import read

@@ -13,8 +13,8 @@ import typer
 from compiler import compile_run
 from plan.run import Run
 from program import StepProgram
-from program.edit import drop_wait, find
 from program.errors import InputError
+from tests.program.edit import drop_wait, find
 from tests.windtunnel.conftest import Called
 from tests.windtunnel.run_folders import profile_file
 from windtunnel import __main__, cli, demo
