@@ -24,7 +24,7 @@ from plan.implementations import engine
 from plan.layout import unit_counts
 from plan.model import Model
 from plan.parallel import Plan
-from plan.pipeline import orders
+from plan.pipeline import schedule
 from plan.run import Run
 from program import DTYPE_BYTES, KernelCall
 from program.cluster import GIB, Cluster
@@ -167,8 +167,8 @@ def _in_flight(plan: Plan, stage: int) -> list[int]:
     """Micro-batches that every chunk of a stage keeps at most."""
     now, most = [0] * plan.virtual_pipeline, [0] * plan.virtual_pipeline
     few = min(plan.microbatches, 2 * plan.stages + plan.microbatch_group)
-    slots = orders(plan, plan.microbatches if isinstance(plan.schedule, tuple) else few)[stage]
-    for slot in slots:
+    many = plan.microbatches if isinstance(plan.schedule, tuple) else few
+    for slot in schedule(plan).order(plan, many, stage):
         if slot.phase == "F":
             now[slot.chunk] += 1
             most[slot.chunk] = max(most[slot.chunk], now[slot.chunk])

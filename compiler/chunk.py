@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from compiler.builder import BlockBuilder
+from compiler.block_builder import BlockBuilder
 from compiler.recompute import SAVED, UnitPlan
-from compiler.rings import Rings
+from compiler.slot_allocator import SlotAllocator
 from compiler.units import step as around
 from program import Buffer, Comm, Phase, Stream, numel, rank_wide
 from program.declared import SHARE, Value, Values
@@ -59,14 +59,14 @@ class ChunkCompiler:
         self,
         builder: BlockBuilder,
         names: StageNames,
-        rings: Rings,
+        allocator: SlotAllocator,
         wait_weights: dict[int, int] | None = None,
         serial: bool = False,
     ) -> None:
         """`serial`: a collective begins when all compute before it has ended, not when its own input is there."""
         self.builder = builder
         self.names = names
-        self.rings = rings
+        self.allocator = allocator
         self.first_waits = dict(wait_weights or {})  # bucket -> in-port of its all-gather
         self.serial = serial
         self.after_grad: Callable[[str, Phase], None] | None = None
@@ -74,7 +74,7 @@ class ChunkCompiler:
         self._unit = -1
         self._latest: int | None = None  # the last compute instruction
         self._entry: tuple[int, int] | None = None  # (port, buffer) freed by the first compute instruction
-        rings.start_block()
+        allocator.start_block()
 
     def free_on_entry(self, name: str, stream: Stream, spec: Buffer) -> None:
         """The payload of a send two calls ago: the first compute instruction waits for the send and frees it."""
@@ -108,7 +108,7 @@ class ChunkCompiler:
 
     def _buffer(self, unit: Unit, name: str) -> Buffer:
         spec = unit.tensors[name]
-        slot = self.rings.slot(name, spec) if spec.gathered else None
+        slot = self.allocator.slot(name, spec) if spec.gathered else None
         return Buffer(spec.shape, spec.dtype, spec.pool, name, slot)
 
     def steps(self, plan: UnitPlan, steps: tuple[Part, ...], scope: Scope, recompute: bool = False) -> None:
@@ -152,7 +152,7 @@ class ChunkCompiler:
     def unshare(self, plan: UnitPlan, scope: Scope) -> None:
         """Gather the unit's input again, for its recompute and its backward."""
         whole = plan.unit.tensors[plan.unit.source]
-        slot = self.rings.slot(f"{SAVED}.g", whole)
+        slot = self.allocator.slot(f"{SAVED}.g", whole)
         scope[plan.unit.source] = self.builder.buffer(Buffer(whole.shape, whole.dtype, "gather", SAVED, slot))
         comm = Comm("all_gather", "tp", whole.bytes, whole.dtype, "tp")
         reads, writes = (scope[SAVED],), (scope[plan.unit.source],)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from compiler.balance import laid_out
-from compiler.held import Held, Units
-from compiler.ranks import coordinates, groups
+from compiler.header import degrees, execution, implementation_rules
+from compiler.rank_groups import coordinates, groups
 from compiler.repeat import place_calls
 from compiler.schedules import Placement, placements
 from compiler.stage import StageBlocks
+from compiler.stage_context import StageContext, Units
 from compiler.units import AdamNumbers, UnitShape, unit_shape
-from compiler.words import degrees, execution, implementation_rules
 from plan.implementations import engine
 from plan.layout import layout
 from plan.model import Model
@@ -60,7 +60,7 @@ def _stage(
     model: Model, plan: Plan, optimizer: AdamNumbers, e: UnitShape, units: Units, placement: Placement, stage: int
 ) -> RankProgram:
     batched = engine(plan).transfers == "batched"
-    blocks = StageBlocks(Held(model, plan, optimizer, e, units, placement.slots, stage, batched))
+    blocks = StageBlocks(StageContext(model, plan, optimizer, e, units, placement.slots, stage, batched))
     blocks.compile()
     return place_calls(blocks, placement)
 

@@ -1,4 +1,5 @@
-"""What crosses the boundary of two stages: the residual stream, or its gradient, whole or partitioned.
+"""What crosses the boundary of two stages (the residual stream, or its gradient, whole or partitioned), and the blocks
+of one transfer: a send, a receive, or a batched pair of both.
 
 DeepSpeed's pipeline engine partitions both over the tensor-parallel ranks, which hold the same (`PartitionedTensor` of
 `runtime/utils.py`, v0.6.5; `is_pipe_partitioned` of `runtime/pipe/engine.py`): each rank sends its stretch, and the
@@ -15,15 +16,16 @@ that it sent. Without tensor parallelism it keeps the whole output.
 
 from __future__ import annotations
 
+from compiler.block_builder import BlockBuilder
 from compiler.chunk import ChunkCompiler
-from compiler.rings import Rings
+from compiler.slot_allocator import SlotAllocator
 from compiler.units import UnitShape
 from compiler.units import step as around
 from compiler.units.builder import ROWS
 from plan.implementations import engine
 from plan.parallel import Plan
-from program import Buffer, Comm, Phase, Stream
-from program.declared import Value, Values
+from program import Block, Buffer, Comm, Phase, Stream
+from program.declared import At, Value, Values
 from program.lines import Tensor
 
 SLOT = "edge.gather"
@@ -33,8 +35,8 @@ class Edges:
     """The boundary's tensors. `partitioned`: transfers carry a tensor-parallel rank's stretch; `kept`: a forward's
     output stays until its backward."""
 
-    def __init__(self, e: UnitShape, plan: Plan, rings: Rings) -> None:
-        self.rings, self.ranks, self.dtype = rings, e.tp, e.dtype
+    def __init__(self, e: UnitShape, plan: Plan, allocator: SlotAllocator) -> None:
+        self.allocator, self.ranks, self.dtype = allocator, e.tp, e.dtype
         self.shape = (e.local_tokens, e.hidden)
         self.kept = engine(plan).keeps_output
         # A stretch is whole rows here; where the rows do not divide, everything is sent.
@@ -82,7 +84,7 @@ class Edges:
     def join(self, compiler: ChunkCompiler, phase: Phase, unit: int, piece: str, part: int) -> int:
         """The tensor from all ranks' stretches."""
         builder, spec = compiler.builder, Tensor(piece, self.shape, self.dtype, "gather")
-        slot = builder.buffer(Buffer(self.shape, self.dtype, "gather", piece, self.rings.claim(SLOT, spec)))
+        slot = builder.buffer(Buffer(self.shape, self.dtype, "gather", piece, self.allocator.claim(SLOT, spec)))
         comm = Comm("all_gather", "tp", spec.bytes, self.dtype, "tp")
         joined = Value({"edge.x": "in", "edge.d": "d.out"}.get(piece, "out"))
         values = Values((Value(joined.name, self.at),), (joined,))
@@ -92,3 +94,59 @@ class Edges:
         values = Values((joined,), (joined,))
         compiler.compute(phase, "JOIN", unit, piece, (slot,), (whole,), body, values=values)
         return whole
+
+
+def _leaves(phase: str, at: At) -> Value:
+    """What a stage sends on: its output, or the gradient of its input."""
+    return Value("out" if phase == "F" else "d.in", at)
+
+
+def _arrives(phase: str, at: At) -> Value:
+    """What a stage receives: its input, or the gradient of its output."""
+    return Value("in" if phase == "F" else "d.out", at)
+
+
+def transfer_block(
+    name: str, kind: str, unit: int, phase: Phase, stream: Stream, comm: Comm, spec: Buffer, at: At,
+    host_sync: bool = False,
+) -> Block:  # fmt: skip
+    """A block of one send or receive. A receive's in-port is the last reader of its slot; a send's is what it sends."""
+    builder, piece = BlockBuilder(name), "x" if phase == "F" else "d"
+    reads: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    if kind == "RECV":
+        after = (-1 - builder.take("free", "compute", None),)
+        buffer = builder.buffer(spec)
+        writes = (buffer,)
+    else:
+        buffer = builder.take("payload", "compute", spec)
+        reads = (buffer,)
+    values = Values((), (_arrives(phase, at),)) if kind == "RECV" else Values((_leaves(phase, at),), ())
+    builder.emit(
+        phase, kind, unit, piece, stream, reads, writes, comm=comm, after=after, priority=1, host_sync=host_sync,
+        values=values,
+    )  # fmt: skip
+    builder.give("received" if kind == "RECV" else "sent", buffer, 0)
+    return builder.finish()
+
+
+def exchange_block(
+    name: str, unit: int, phase: Phase, stream: Stream, comm: Comm, payload: Buffer, slot: Buffer, at: At
+) -> Block:
+    """A block of one batched pair: sends the payload, receives into the slot, and blocks the host until both are
+    done.
+    """
+    builder = BlockBuilder(name)
+    free = builder.take("free", "compute", None)
+    sent = builder.take("payload", "compute", payload)
+    received = builder.buffer(slot)
+    piece, back = ("x.d", "B") if phase == "F" else ("d.x", "F")
+    values = Values((_leaves(phase, at),), (_arrives(back, at),))
+    builder.emit(
+        phase, "XCHG", unit, piece, stream, (sent,), (received,),
+        comm=comm, after=(-1 - free,), priority=1, host_sync=True, values=values,
+    )  # fmt: skip
+    builder.give("sent", sent, 0)
+    builder.give("received", received, 0)
+    return builder.finish()

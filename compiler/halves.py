@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from compiler.builder import BlockBuilder
+from compiler.block_builder import BlockBuilder
 from compiler.chunk import ChunkCompiler, Scope
-from compiler.held import Held
 from compiler.recompute import UnitPlan
 from compiler.reduced import Unreduced
+from compiler.stage_context import StageContext
 from program import Block, Buffer
 from program.lines import Move, Part, Unit
 
@@ -48,34 +48,36 @@ def weight_half(unit: Unit) -> tuple[tuple[Part, ...], tuple[str, ...]]:
     return tuple(parts), tuple(wanted)
 
 
-def take_saved(held: Held, builder: BlockBuilder, chunk: int, plan: UnitPlan, name: str, last: bool) -> int:
+def take_saved(context: StageContext, builder: BlockBuilder, chunk: int, plan: UnitPlan, name: str, last: bool) -> int:
     """An in-port for a tensor that forward kept; its `last` reader frees it. A received one lies in a receive's slot;
     partitioned, it was joined into a buffer."""
     spec = plan.unit.tensors[name]
-    first = plan is held.chunks[chunk][0] and name == plan.unit.source and not held.first(chunk)
-    received = first and not held.edges.partitioned
+    first = plan is context.chunks[chunk][0] and name == plan.unit.source and not context.first(chunk)
+    received = first and not context.edges.partitioned
     buffer = Buffer(spec.shape, spec.dtype, spec.pool, name)
     return builder.take(f"{plan.number}.{name}", "compute", buffer, consume=last and not received)
 
 
-def weight_block(held: Held, chunk: int, name: str, handed: Handed, closes: str, unreduced: Unreduced) -> Block:
+def weight_block(
+    context: StageContext, chunk: int, name: str, handed: Handed, closes: str, unreduced: Unreduced
+) -> Block:
     """The weight half of a chunk for a micro-batch whose input half ran before."""
     builder = BlockBuilder(name)
-    compiler = ChunkCompiler(builder, held.names, held.rings, serial=held.e.serial)
+    compiler = ChunkCompiler(builder, context.names, context.allocator, serial=context.e.serial)
     builder.follow("previous")
     unreduced.watch(compiler, closes)
-    plans = held.chunks[chunk]
+    plans = context.chunks[chunk]
     for plan in reversed(plans):
         parts, wanted = weight_half(plan.unit)
         scope: Scope = {}
         for tensor in wanted:
             if tensor in plan.kept:
-                scope[tensor] = take_saved(held, builder, chunk, plan, tensor, last=True)
+                scope[tensor] = take_saved(context, builder, chunk, plan, tensor, last=True)
             else:
                 given = handed[plan.number, tensor]
                 scope[tensor] = builder.take(given.port, "compute", given.buffer, consume=not given.received)
         compiler.steps(plan, parts, scope)
-        if plan is plans[0] and plan.unit.source in wanted and not held.first(chunk):
+        if plan is plans[0] and plan.unit.source in wanted and not context.first(chunk):
             builder.give("x_done", None, builder.done_with(scope[plan.unit.source]))
         for tensor in wanted:
             if (plan.number, tensor) in handed and handed[plan.number, tensor].received:

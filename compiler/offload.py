@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from compiler.builder import BlockBuilder
+from compiler.block_builder import BlockBuilder
 from compiler.parameters import Parameters
 from compiler.units import AdamNumbers
 from compiler.units import step as around

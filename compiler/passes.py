@@ -10,37 +10,37 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler.builder import BlockBuilder
+from compiler.block_builder import BlockBuilder
 from compiler.chunk import ChunkCompiler, Scope
-from compiler.fresh import add_fresh
-from compiler.groups import block_shards
+from compiler.fsdp_groups import block_shards
 from compiler.halves import Given, Handed, take_saved, weight_half
-from compiler.held import Held
 from compiler.recompute import UnitPlan
 from compiler.reduced import Unreduced
 from compiler.shards import BlockShards
+from compiler.stage_context import StageContext
+from compiler.units import step as around
 from plan.implementations import engine
-from program import Block, Phase
+from program import Block, Phase, rank_wide
 from program.lines import Part
 
 
-def forward_block(held: Held, chunk: int) -> Block:
+def forward_block(context: StageContext, chunk: int) -> Block:
     """The forward of a chunk, for any micro-batch."""
     builder = BlockBuilder(f"F{chunk}")
-    compiler = _compiler(held, builder, chunk, "F")
+    compiler = _compiler(context, builder, chunk, "F")
     builder.follow("previous")
-    if not (held.last(chunk) or held.edges.kept):
-        compiler.free_on_entry("sent", "send_fwd", held.edges.carried())
-    plans = held.chunks[chunk]
-    compiler.shards = shards = block_shards(held.shards, builder, "F", [plan.number for plan in plans])
-    if held.first(chunk):
+    if not (context.last(chunk) or context.edges.kept):
+        compiler.free_on_entry("sent", "send_fwd", context.edges.carried())
+    plans = context.chunks[chunk]
+    compiler.shards = shards = block_shards(context.shards, builder, "F", [plan.number for plan in plans])
+    if context.first(chunk):
         flow = compiler.load(plans[0].unit, 0, "tokens")
     else:
-        flow = held.edges.arrive(compiler, "F", plans[0].number, held.arrival(False))
+        flow = context.edges.arrive(compiler, "F", plans[0].number, context.arrival(False))
     for plan in plans:
         flow = _forward_unit(compiler, shards, plan, flow)
-    if not held.last(chunk):
-        held.edges.depart(compiler, "F", plans[-1].number, flow)
+    if not context.last(chunk):
+        context.edges.depart(compiler, "F", plans[-1].number, flow)
     shards.leave()
     builder.give("tail", None, builder.last_of("compute"))
     return builder.finish()
@@ -61,39 +61,43 @@ def _forward_unit(compiler: ChunkCompiler, shards: BlockShards, plan: UnitPlan, 
     return scope[plan.unit.output]
 
 
-def _compiler(held: Held, builder: BlockBuilder, chunk: int, phase: Phase) -> ChunkCompiler:
-    return ChunkCompiler(builder, held.names, held.rings, _gathers(held, builder, chunk, phase), held.e.serial)
+def _compiler(context: StageContext, builder: BlockBuilder, chunk: int, phase: Phase) -> ChunkCompiler:
+    return ChunkCompiler(
+        builder, context.names, context.allocator, _gathers(context, builder, chunk, phase), context.e.serial
+    )
 
 
-def _gathers(held: Held, builder: BlockBuilder, chunk: int, phase: Phase) -> dict[int, int]:
+def _gathers(context: StageContext, builder: BlockBuilder, chunk: int, phase: Phase) -> dict[int, int]:
     """In-ports of the all-gathers of weights that a chunk's first forward waits for, by bucket; or its first backward,
     for what no forward of it has read (a head whose loss is computed in chunks)."""
-    if not engine(held.plan).sharded_optimizer or engine(held.plan).gathers_at_once:
+    if not engine(context.plan).sharded_optimizer or engine(context.plan).gathers_at_once:
         return {}
-    forward = held.buckets_read(chunk, "F")
-    used = forward if phase == "F" else [b for b in held.buckets_read(chunk, "B") if b not in forward]
+    forward = context.buckets_read(chunk, "F")
+    used = forward if phase == "F" else [b for b in context.buckets_read(chunk, "B") if b not in forward]
     return {b: builder.take(f"weights.{b}", "dp", None) for b in used}
 
 
 def backward_block(
-    held: Held, chunk: int, name: str, halved: bool, closes: str, unreduced: Unreduced
+    context: StageContext, chunk: int, name: str, halved: bool, closes: str, unreduced: Unreduced
 ) -> tuple[Block, Handed]:
     """The backward of a chunk, or where it is `halved` its input half and what that hands to the weight half. `closes`:
     the halves of whose gradients this form makes the last."""
-    made = _Backward(held, chunk, name, halved, closes, unreduced)
+    made = _Backward(context, chunk, name, halved, closes, unreduced)
     return made.block(), made.handed
 
 
 class _Backward:
     """One backward block in the making."""
 
-    def __init__(self, held: Held, chunk: int, name: str, halved: bool, closes: str, unreduced: Unreduced) -> None:
-        self.held, self.chunk, self.halved, self.closes = held, chunk, halved, closes
-        self.first, self.last = held.first(chunk), held.last(chunk)
-        self.plans = held.chunks[chunk]
+    def __init__(
+        self, context: StageContext, chunk: int, name: str, halved: bool, closes: str, unreduced: Unreduced
+    ) -> None:
+        self.context, self.chunk, self.halved, self.closes = context, chunk, halved, closes
+        self.first, self.last = context.first(chunk), context.last(chunk)
+        self.plans = context.chunks[chunk]
         self.order = [plan.number for plan in reversed(self.plans)]
         self.builder = BlockBuilder(name)
-        self.compiler = _compiler(held, self.builder, chunk, "B")
+        self.compiler = _compiler(context, self.builder, chunk, "B")
         unreduced.watch(self.compiler, closes)
         self.handed: Handed = {}
         self.later = {plan.number: weight_half(plan.unit)[1] if halved else () for plan in self.plans}
@@ -105,31 +109,29 @@ class _Backward:
         for plan in reversed(self.plans):
             gradient = self._unit(plan, gradient)
         self.shards.leave()
-        if engine(self.held.plan).grad_accumulation == "separate_buffer":
+        if engine(self.context.plan).grad_accumulation == "separate_buffer":
             for number in self.order:
-                held = self.held.parameters
-                params = [p for p in self.held.params_of(number) if p.name in held.grad_ref]
-                add_fresh(self.builder, self.held.plan, held, number, params)
+                self._join_main(number)
         if not self.first:
-            self.held.edges.depart(self.compiler, "B", self.order[-1], gradient)
-        if not self.held.edges.partitioned:
+            self.context.edges.depart(self.compiler, "B", self.order[-1], gradient)
+        if not self.context.edges.partitioned:
             self._release()
         self.builder.give("tail", None, self.builder.last_of("compute"))
         return self.builder.finish()
 
     def _enter(self) -> None:
         """Take what forward saved, the output it sent away, and the gradient of it."""
-        held, compiler = self.held, self.compiler
+        context, compiler = self.context, self.compiler
         self.builder.follow("previous")
         if not self.first:
-            compiler.free_on_entry("sent", "send_bwd", held.edges.carried())
+            compiler.free_on_entry("sent", "send_bwd", context.edges.carried())
         self.scopes: dict[int, Scope] = {
             plan.number: {name: self._take_saved(plan, name) for name in self._saved(plan)} for plan in self.plans
         }
-        self.sent = None if self.last or not held.edges.kept else held.edges.take_sent(compiler, self.order[0])
-        self.arrived = None if self.last else held.edges.arrive(compiler, "B", self.order[0], held.arrival(True))
+        self.sent = None if self.last or not context.edges.kept else context.edges.take_sent(compiler, self.order[0])
+        self.arrived = None if self.last else context.edges.arrive(compiler, "B", self.order[0], context.arrival(True))
         last = bool(self.closes)
-        compiler.shards = self.shards = block_shards(held.shards, self.builder, "B", self.order, last=last)
+        compiler.shards = self.shards = block_shards(context.shards, self.builder, "B", self.order, last=last)
 
     def _parts(self, plan: UnitPlan) -> tuple[Part, ...]:
         """The unit's backward as far as this block runs it."""
@@ -141,7 +143,7 @@ class _Backward:
         return [name for name in plan.kept if name in read or not self.halved]
 
     def _take_saved(self, plan: UnitPlan, name: str) -> int:
-        return take_saved(self.held, self.builder, self.chunk, plan, name, last=name not in self.later[plan.number])
+        return take_saved(self.context, self.builder, self.chunk, plan, name, last=name not in self.later[plan.number])
 
     def _unit(self, plan: UnitPlan, gradient: int | None) -> int | None:
         """A unit's recompute and backward on the gradient of its output; returns the gradient of its input."""
@@ -168,6 +170,21 @@ class _Backward:
                     buffers[ref] = replace(buffers[ref], pool="act")
                 self.builder.give(port, ref)
                 self.handed[plan.number, name] = Given(port, buffers[ref], received=ref == self.arrived)
+
+    def _join_main(self, number: int) -> None:
+        """ACC: a unit's fresh gradients (of the computing type) are widened one by one, each into a new tensor, and
+        added into the main ones (`update_hp_grads` of DeepSpeed's `runtime/bf16_optimizer.py`, v0.6.5). They stay
+        beside these until the next backward overwrites them, or what it adds up (norms, biases, the embedding's tables)
+        starts from zero again. Unit 0's body also holds what clearing its tables' gradients costs: their backward
+        scatters into zeros."""
+        plan, parameters = self.context.plan, self.context.parameters
+        params = [p for p in self.context.params_of(number) if p.name in parameters.grad_ref]
+        if not params:
+            return
+        cleared = [len(p.local_shape) == 1 or number == 0 for p in params]
+        body = around.accumulate([p.local_shape for p in params], plan.precision, plan.gradient_dtype, cleared)
+        refs = tuple(rank_wide(of[p.name]) for of in (parameters.fresh_ref, parameters.grad_ref) for p in params)
+        self.builder.emit("W", "ACC", number, "grads", "compute", refs, refs, body)
 
     def _release(self) -> None:
         """Slots in which the chunk's input and gradient arrived are free again; the kept output goes."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from compiler.builder import BlockBuilder
+from compiler.block_builder import BlockBuilder
 from compiler.chunk import ChunkCompiler
-from compiler.held import Held
 from compiler.offload import copied_early, copy_gradient
-from compiler.step import COPIED, reduce_bucket
+from compiler.open_close import COPIED, reduce_bucket
+from compiler.stage_context import StageContext
 from plan.implementations import engine
 from program import Bucket, Phase
 
@@ -14,10 +14,10 @@ from program import Bucket, Phase
 class Unreduced:
     """Gradients that the last micro-batch has still to make in each bucket, over all chunks of the stage."""
 
-    def __init__(self, held: Held) -> None:
-        self.plan, self.buckets, self.bucket_of = held.plan, held.parameters.buckets, held.names.bucket_of
+    def __init__(self, context: StageContext) -> None:
+        self.plan, self.buckets, self.bucket_of = context.plan, context.parameters.buckets, context.names.bucket_of
         self.missing: dict[int, int] = {}
-        for step in (step for plans in held.chunks for plan in plans for step in plan.unit.backward):
+        for step in (step for plans in context.chunks for plan in plans for step in plan.unit.backward):
             for name in dict.fromkeys(n for n in step.writes if n.startswith("g:")):
                 bucket = self.bucket_of[name[2:]]
                 self.missing[bucket] = self.missing.get(bucket, 0) + 1

@@ -10,9 +10,9 @@ are placed one by one.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from compiler.calls import CallPlacer
+from compiler.call_placer import CallPlacer
 from compiler.schedules import Placement, Steady
 from compiler.stage import StageBlocks
 from program import Call, RankProgram, Repeated
@@ -23,7 +23,7 @@ STANDS = 2  # how many repetitions the short step must hold around the seam
 def place_calls(blocks: StageBlocks, placement: Placement) -> RankProgram:
     """The stage's program. `blocks` has its forward and backward blocks; transfers and the close are added here."""
     if placement.steady is not None:
-        before = len(blocks.blocks), dict(blocks.held.rings.sizes)
+        before = len(blocks.blocks), dict(blocks.context.allocator.sizes)
         calls = _both(blocks, placement, placement.steady)
         if calls is not None:
             return _program(blocks, calls)
@@ -36,23 +36,26 @@ def place_calls(blocks: StageBlocks, placement: Placement) -> RankProgram:
 
 
 def _program(blocks: StageBlocks, calls: Sequence[Call]) -> RankProgram:
-    held, parameters = blocks.held, blocks.held.parameters
-    return RankProgram(held.stage, tuple(blocks.blocks), calls, held.buffers(), parameters.params, parameters.buckets)
+    context, parameters = blocks.context, blocks.context.parameters
+    return RankProgram(
+        context.stage, tuple(blocks.blocks), calls, context.buffers(), parameters.params, parameters.buckets
+    )
 
 
-def _forget(blocks: StageBlocks, many: int, rings: Collection[str]) -> None:
+def _forget(blocks: StageBlocks, many: int, slots: Collection[str]) -> None:
     """Drop the blocks and slots that were added for a short step."""
     for kept in (blocks.blocks, blocks.in_ports, blocks.out_ports):
         del kept[many:]
     blocks.index = {name: block for name, block in blocks.index.items() if block < many}
-    sizes = blocks.held.rings.sizes
-    for name in [name for name in sizes if name not in rings]:
+    sizes = blocks.context.allocator.sizes
+    for name in [name for name in sizes if name not in slots]:
         del sizes[name]
 
 
 def _both(blocks: StageBlocks, short: Placement, steady: Steady) -> Repeated | None:
     """The repeated calls, or None when the longer step is not the short one with a repetition more."""
-    one, more = CallPlacer(blocks, short), CallPlacer(blocks, steady.longer)
+    one = CallPlacer(blocks, short)
+    more = one.shared(steady.longer)
     one.place()
     known = len(blocks.blocks)
     more.place()
@@ -78,9 +81,20 @@ def repeated(short: Sequence[Call], longer: Sequence[Call], times: int, blocks: 
     turn = found.turn
     if latest - earliest < STANDS * period or set(turn) != set(turn.values()):
         return None
-    seam = min((earliest + latest) // 2, len(short) - period)
     turns = tuple(turn.get(block, block) for block in range(blocks))
-    return Repeated(tuple(short), seam, period, times, micros, ids, found.anchor, turns)
+    seam = latest - STANDS * period
+    return _shortened(Repeated(tuple(short), seam, period, times, micros, ids, found.anchor, turns))
+
+
+def _shortened(calls: Repeated) -> Repeated | None:
+    """The same calls with one repetition more to put in and one fewer of those that stand behind the seam; None when
+    what follows looks into the one that goes."""
+    tail = calls.kept[calls.seam + calls.period :]
+    gone = range(calls.anchor, calls.anchor + calls.period)
+    if any(bound in gone for call in tail for bound, _ in call.bindings):
+        return None
+    kept = (*calls.kept[: calls.seam], *(calls.moved(call, -1) for call in tail))
+    return replace(calls, kept=kept, times=calls.times + 1)
 
 
 @dataclass(slots=True)

@@ -47,6 +47,13 @@ class Placement:
     sends: tuple[tuple[Transfer, ...], ...]
     steady: Steady | None = None
 
+    def alike(self, other: Placement, slot: int) -> bool:
+        """Whether two schedules have the same slot with the same transfers at a position."""
+        if slot >= min(len(self.slots), len(other.slots)):
+            return False
+        mine, theirs = ((p.slots[slot], p.receives[slot], p.sends[slot]) for p in (self, other))
+        return mine == theirs
+
 
 @dataclass(frozen=True, slots=True)
 class Steady:

@@ -23,12 +23,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.builder import BlockBuilder
+from compiler.block_builder import BlockBuilder
 from compiler.offload import copied_early, copy_gradient
+from compiler.open_close import COPIED
 from compiler.parameters import Parameters
 from compiler.recompute import UnitPlan
-from compiler.rings import Rings
-from compiler.step import COPIED
+from compiler.slot_allocator import SlotAllocator
 from compiler.units import step as around
 from plan.implementations import engine
 from plan.parallel import Plan
@@ -50,8 +50,10 @@ class Layout:
 class Shards:
     """What the blocks of a stage need to know of its partitioned buckets; empty below ZeRO-2."""
 
-    def __init__(self, plan: Plan, parameters: Parameters, rings: Rings, chunks: Sequence[Sequence[UnitPlan]]) -> None:
-        self.plan, self.rings = plan, rings
+    def __init__(
+        self, plan: Plan, parameters: Parameters, allocator: SlotAllocator, chunks: Sequence[Sequence[UnitPlan]]
+    ) -> None:
+        self.plan, self.allocator = plan, allocator
         self.params = {p.name: p for p in parameters.params}
         self.buckets = parameters.buckets
         units = [unit for chunk in chunks for unit in chunk]
@@ -207,7 +209,7 @@ class BlockShards:
         turn = self._turns.get(family, 0)
         self._turns[family] = (turn + 1) % slots
         slot = f"{family}.{turn}"
-        self.shards.rings.claim(slot, Tensor(slot, (elements,), dtype, "gather"))
+        self.shards.allocator.claim(slot, Tensor(slot, (elements,), dtype, "gather"))
         if slot not in self._slots:
             self._slots.add(slot)
             self.builder.guard(slot, slot, self.LAST[family])

@@ -1,17 +1,17 @@
 """The blocks of one pipeline stage: open, forward and backward of each chunk, transfers, close.
 
-`compiler.calls` places them in the order of the schedule, and asks for transfers and `close` as it does.
+`compiler.call_placer` places them in the order of the schedule, and asks for transfers and `close` as it does.
 """
 
 from __future__ import annotations
 
-from compiler.groups import ROOT_SUMS, root_sums
+from compiler.edges import exchange_block, transfer_block
+from compiler.fsdp_groups import ROOT_SUMS, root_sums
 from compiler.halves import Handed, weight_block
-from compiler.held import Held
+from compiler.open_close import close_block, open_block
 from compiler.passes import backward_block, forward_block
 from compiler.reduced import Unreduced
-from compiler.step import close_block, open_block
-from compiler.transfers import exchange_block, transfer_block
+from compiler.stage_context import StageContext
 from plan.implementations import engine
 from plan.pipeline import Slot
 from program import Block, Buffer, Comm, CommOp, Phase, Role, Stream
@@ -25,9 +25,9 @@ class StageBlocks:
     takes (-1: bound by name); `out_ports[block]` finds out-ports by name.
     """
 
-    def __init__(self, held: Held) -> None:
-        self.held = held
-        self._blocking = engine(held.plan).transfers != "separate"  # transfers block the host
+    def __init__(self, context: StageContext) -> None:
+        self.context = context
+        self._blocking = engine(context.plan).transfers != "separate"  # transfers block the host
         self.blocks: list[Block] = []
         self.index: dict[str, int] = {}
         self.in_ports: list[tuple[tuple[str, int], ...]] = []
@@ -36,27 +36,29 @@ class StageBlocks:
 
     def compile(self) -> None:
         """Make every block but transfers and `close`."""
-        held = self.held
-        self._block("open", open_block(held.plan, held.parameters, held.scalars))
-        closing = held.closing(held.slots)
-        plain = {held.form(s, ""): s for s in held.slots if s not in closing and s.phase != "F" and held.phase(s)}
-        unreduced = Unreduced(held)
-        for chunk in range(len(held.units)):
-            self._block(f"F{chunk}", forward_block(held, chunk))
+        context = self.context
+        self._block("open", open_block(context.plan, context.parameters, context.scalars))
+        closing = context.closing(context.slots)
+        plain = {
+            context.form(s, ""): s for s in context.slots if s not in closing and s.phase != "F" and context.phase(s)
+        }
+        unreduced = Unreduced(context)
+        for chunk in range(len(context.units)):
+            self._block(f"F{chunk}", forward_block(context, chunk))
             for name, slot in sorted(plain.items()):
                 if slot.chunk == chunk:
                     self._backward(name, slot, "", unreduced)
         for slot, closes in closing.items():
-            self._backward(held.form(slot, closes), slot, closes, unreduced)
+            self._backward(context.form(slot, closes), slot, closes, unreduced)
 
     def _backward(self, name: str, slot: Slot, closes: str, unreduced: Unreduced) -> None:
         """The block of a backward slot. `closes`: the halves of whose gradients it makes the last."""
-        held, chunk = self.held, slot.chunk
-        phase = held.phase(slot)
+        context, chunk = self.context, slot.chunk
+        phase = context.phase(slot)
         if phase == "W":
-            block = weight_block(held, chunk, name, self._handed[chunk], closes, unreduced)
+            block = weight_block(context, chunk, name, self._handed[chunk], closes, unreduced)
         else:
-            block, handed = backward_block(held, chunk, name, phase == "I", closes, unreduced)
+            block, handed = backward_block(context, chunk, name, phase == "I", closes, unreduced)
             if phase == "I":
                 self._handed[chunk] = handed
         self._block(name, block, f"F{chunk}")
@@ -78,12 +80,12 @@ class StageBlocks:
         name = f"recv.{'bwd' if backward else 'fwd'}.{chunk}.{slot}"
         if name not in self.index:
             role: Role = "pp_next" if backward else "pp_prev"
-            unit = self.held.units[chunk][-1 if backward else 0]
+            unit = self.context.units[chunk][-1 if backward else 0]
             phase: Phase = "B" if backward else "F"
             comm = self._transfer("recv", role, backward)
-            stream = self.held.arrival(backward)
+            stream = self.context.arrival(backward)
             spec = self._slot_buffer(name)
-            at = self.held.edges.at
+            at = self.context.edges.at
             self._block(name, transfer_block(name, "RECV", unit, phase, stream, comm, spec, at, self._blocking))
         return self.index[name]
 
@@ -92,11 +94,11 @@ class StageBlocks:
         name = f"send.{'bwd' if backward else 'fwd'}.{chunk}"
         if name not in self.index:
             role: Role = "pp_prev" if backward else "pp_next"
-            unit = self.held.units[chunk][0 if backward else -1]
+            unit = self.context.units[chunk][0 if backward else -1]
             phase: Phase = "B" if backward else "F"
             comm = self._transfer("send", role, backward)
             stream: Stream = "send_bwd" if backward else "send_fwd"
-            spec, at = self.held.edges.carried(), self.held.edges.at
+            spec, at = self.context.edges.carried(), self.context.edges.at
             self._block(name, transfer_block(name, "SEND", unit, phase, stream, comm, spec, at, self._blocking))
         return self.index[name]
 
@@ -111,34 +113,34 @@ class StageBlocks:
             phase: Phase = "B" if backward else "F"
             comm = self._transfer("exchange", role, backward)
             stream: Stream = "send_bwd" if backward else "send_fwd"
-            unit = self.held.units[0][0 if backward else -1]
-            edges = self.held.edges
+            unit = self.context.units[0][0 if backward else -1]
+            edges = self.context.edges
             block = exchange_block(name, unit, phase, stream, comm, edges.carried(), self._slot_buffer(ring), edges.at)
             self._block(name, block)
         return self.index[name]
 
     def _slot_buffer(self, name: str) -> Buffer:
-        edge = self.held.edges.carried()
-        self.held.rings.claim(name, Tensor(name, edge.shape, edge.dtype, "comm"))
+        edge = self.context.edges.carried()
+        self.context.allocator.claim(name, Tensor(name, edge.shape, edge.dtype, "comm"))
         return Buffer(edge.shape, edge.dtype, "comm", "edge", name)
 
     def _transfer(self, op: CommOp, role: Role, backward: bool) -> Comm:
-        edge = self.held.edges.carried()
-        channel = "pair" if self.held.batched else "bwd" if backward else "fwd"
+        edge = self.context.edges.carried()
+        channel = "pair" if self.context.batched else "bwd" if backward else "fwd"
         return Comm(op, role, edge.bytes, edge.dtype, channel)
 
     def close(self, reduced: list[str], sends: list[Stream]) -> int:
         """The block that ends the step."""
-        held = self.held
+        context = self.context
         block = close_block(
-            held.plan,
-            held.parameters,
-            held.scalars,
-            held.has_head(),
+            context.plan,
+            context.parameters,
+            context.scalars,
+            context.has_head(),
             reduced,
             sends,
-            held.edges.carried(),
-            held.optimizer,
-            (ROOT_SUMS, root_sums(held.shards)) if engine(held.plan).flat_copies else None,
+            context.edges.carried(),
+            context.optimizer,
+            (ROOT_SUMS, root_sums(context.shards)) if engine(context.plan).flat_copies else None,
         )
         return self._block("close", block)

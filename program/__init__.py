@@ -17,13 +17,12 @@ Naming of things inside a block (all plain integers, so that a block is position
 Host issue order is the order of calls, and inside a call the order of instructions.
 """
 
+from program.buffers import Bucket, Buffer, Param, rank_wide, tenant_of
 from program.calls import Repeated, block_uses, columns, repetitions, with_repetitions, written_out
 from program.flat import Placed, expand, resolve_buffer, resolve_wait
 from program.instruction import Comm, Instruction, label
-from program.kernel import KernelCall
-from program.kinds import DTYPE_BYTES, OFF_DEVICE, STREAMS, CommOp, Phase, Pool, Reduce, Role, Stream, numel
-from program.step import Block, Call, Execution, Group, PortIn, PortOut, RankProgram, StepProgram
-from program.storage import Bucket, Buffer, Param, rank_wide, tenant_of
+from program.kinds import DTYPE_BYTES, OFF_DEVICE, STREAMS, CommOp, KernelCall, Phase, Pool, Reduce, Role, Stream, numel
+from program.step_program import Block, Call, Execution, Group, PortIn, PortOut, RankProgram, StepProgram
 
 __all__ = [
     "DTYPE_BYTES",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, overload
 
-from program.step import Block, Call, RankProgram, StepProgram
+from program.step_program import Block, Call, RankProgram, StepProgram
 
 if TYPE_CHECKING:  # numpy is imported where numbers are made: every command imports this room for its errors
     import numpy as np
@@ -88,12 +88,14 @@ class Repeated(Sequence[Call]):
             tuple([(bound + calls, port) if bound >= anchor else (bound, port) for bound, port in call.bindings]),
         )
 
-    def blocks_of(self, call: int, turns: Numbers) -> Numbers:
-        """The block of a kept call after so many turns."""
+    def blocks_after(self, turns: int) -> Numbers:
+        """The block that stands in each block's place after 0 … turns - 1 turns: rows of turns."""
         import numpy as np
 
-        blocks, place = self._turns[self.kept[call].block]
-        return np.array(blocks, dtype=np.int64)[(place + turns) % len(blocks)]
+        found = np.empty((turns, len(self.turn)), dtype=np.int64)
+        for block, (around, place) in enumerate(self._turns):
+            found[:, block] = np.array(around)[(place + np.arange(turns)) % len(around)]
+        return found
 
 
 def _rounds(turn: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], int], ...]:
@@ -150,9 +152,7 @@ def _repeated(calls: Repeated, kept: Columns) -> Columns:
 
     seam, end, times = calls.seam, calls.seam + calls.period, calls.times
     turns = np.arange(times, dtype=np.int64)
-    behind = np.arange(seam, len(calls.kept))
-    inside = [calls.blocks_of(call, turns) for call in range(seam, end)]
-    last = [calls.blocks_of(int(call), np.array([times])) for call in behind]
+    blocks = calls.blocks_after(times + 1)
     first, until = int(kept.counts[:seam].sum()), int(kept.counts[:end].sum())
 
     def grown(values: NDArray[np.int64], step: int, floor: int, cuts: tuple[int, int]) -> NDArray[np.int64]:
@@ -163,7 +163,7 @@ def _repeated(calls: Repeated, kept: Columns) -> Columns:
 
     bound = grown(kept.bound.astype(np.int64), calls.period, calls.anchor, (first, until))
     return Columns(
-        np.concatenate([kept.block[:seam], np.array(inside, dtype=np.int64).T.ravel(), *last]),
+        np.concatenate([kept.block[:seam], blocks[:-1, kept.block[seam:end]].ravel(), blocks[-1, kept.block[seam:]]]),
         grown(kept.micro, calls.micros, 0, (seam, end)),
         grown(kept.base, calls.ids, 0, (seam, end)),
         np.concatenate([kept.counts[:seam], np.tile(kept.counts[seam:end], times), kept.counts[seam:]]),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from program.instruction import Instruction
-from program.step import Call, RankProgram
+from program.step_program import Call, RankProgram
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,13 @@ from hashlib import blake2b
 from operator import attrgetter
 from typing import Any
 
+from program.buffers import Bucket, Buffer, Param
 from program.calls import columns
 from program.declared import Values
 from program.instruction import Comm, Instruction
-from program.kernel import KernelCall
+from program.kinds import KernelCall
 from program.lines import Body
-from program.step import Block, Execution, Group, PortIn, PortOut, RankProgram, StepProgram
-from program.storage import Bucket, Buffer, Param
+from program.step_program import Block, Execution, Group, PortIn, PortOut, RankProgram, StepProgram
 
 DIGEST_BYTES = 16
 

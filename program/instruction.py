@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from program.declared import Values
-from program.kernel import KernelCall
-from program.kinds import CommOp, Phase, Reduce, Role, Stream
+from program.kinds import CommOp, KernelCall, Phase, Reduce, Role, Stream
 from program.lines import Body
 
 

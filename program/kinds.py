@@ -1,7 +1,9 @@
-"""The words of a step program: streams, memory pools, phases, roles of groups, communications, element types."""
+"""The words of a step program: streams, memory pools, phases, roles of groups, communications, element types, kernel
+calls."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 Stream = Literal["compute", "tp", "dp", "send_fwd", "recv_fwd", "send_bwd", "recv_bwd", "h2d", "d2h", "cpu", "disk"]
@@ -27,3 +29,17 @@ def numel(shape: tuple[int, ...]) -> int:
     for extent in shape:
         total *= extent
     return total
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """One operator of `program.ops` on one shape: the only thing that is costed on a device.
+
+    `variant` picks among layouts or fusions, ("gemm", (m, n, k), "bf16", "tn+acc32"); `count` repeats it.
+    """
+
+    op: str
+    shape: tuple[int, ...]
+    dtype: str
+    variant: str = ""
+    count: int = 1

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from program.declared import At, Values
-from program.kernel import KernelCall
-from program.kinds import DTYPE_BYTES, CommOp, Made, Phase, Pool, Reduce, numel
+from program.kinds import DTYPE_BYTES, CommOp, KernelCall, Made, Phase, Pool, Reduce, numel
 
 Dims = tuple[int, ...]
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from program.kernel import KernelCall
-from program.kinds import DTYPE_BYTES, numel
+from program.kinds import DTYPE_BYTES, KernelCall, numel
 from program.lines import Apply, Body, Tensor, body_of, transients
 
 Tensors = Sequence[Tensor | None]

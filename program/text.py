@@ -21,8 +21,8 @@ from itertools import pairwise
 
 from program.flat import Placed, expand
 from program.instruction import Comm, Instruction, label
-from program.kernel import KernelCall
-from program.step import Block, RankProgram, StepProgram
+from program.kinds import KernelCall
+from program.step_program import Block, RankProgram, StepProgram
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 

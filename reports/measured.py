@@ -81,7 +81,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _step(line: bytes, number: int, path: Path) -> dict[str, Any]:
-    from program.timeline.schema import step_of  # pydantic, where there is something to read
+    from program.timeline.timeline_schema import step_of  # pydantic, where there is something to read
 
     where = f"{path} line {number}"
     try:

@@ -16,7 +16,7 @@ from simulator.costs import COMPUTE_STREAM, Row
 from simulator.sharing import Activity, slowed_end
 
 if TYPE_CHECKING:
-    from simulator.rank import RankSimulation
+    from simulator.rank_simulation import RankSimulation
     from simulator.segments import Merged
 
 

@@ -18,7 +18,7 @@ from simulator.merged import Merge, Outcome
 from simulator.nodes import Op, Source, Waiter
 
 if TYPE_CHECKING:
-    from simulator.rank import RankSimulation
+    from simulator.rank_simulation import RankSimulation
 
 _NOTHING: dict[int, tuple[int, Trail]] = {}
 
@@ -69,7 +69,7 @@ class Merged:
     def call_back(self, output: int, waiter: Waiter) -> None:
         """Notify `waiter` when an output is known."""
         self.waiters.append((output, waiter))
-        if self.outcome is not None and self.rank.engine.windowed and self._urgent(waiter):
+        if self.outcome is not None and isinstance(waiter, Op) and waiter.row.stream in self.rank.engine.urgent:
             self._tell_in_time(output)
 
     def notify(self) -> None:
@@ -106,7 +106,7 @@ class Merged:
         """Simulate with the windows known now, and schedule the telling of every output that has not been told.
 
         When compute has ended nothing can change any more, and everything is told at once, as values. That is late
-        for an output from before then, which is no harm unless a window opens late because of it (`_urgent`).
+        for an output from before then, which is no harm unless a window opens late because of it (`Engine.urgent`).
         """
         merge, rank = self.segment.merge, self.rank
         assert merge is not None
@@ -116,16 +116,10 @@ class Merged:
         self.first, self.outcome = first, outcome
         self.version += 1
         rank.until = first + outcome.outs[0]
-        for output in {k for k, waiter in self.waiters if self._urgent(waiter)}:
+        urgent = rank.engine.urgent
+        for output in {k for k, waiter in self.waiters if isinstance(waiter, Op) and waiter.row.stream in urgent}:
             self._tell_in_time(output)
         rank.engine.clock.at(rank.until, self._computed, self.version)
-
-    def _urgent(self, waiter: Waiter) -> bool:
-        """Whether a communication that slows compute may follow from what `waiter` waits for."""
-        if not isinstance(waiter, Op) or waiter.row.stream == COMPUTE_STREAM:
-            return False
-        engine = self.rank.engine
-        return engine.checks_all or engine.contention.compute[waiter.row.stream] != 1.0
 
     def _tell_in_time(self, output: int) -> None:
         assert self.outcome is not None

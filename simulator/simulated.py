@@ -14,7 +14,7 @@ from program.cluster import Cluster
 from simulator.breakdown import CLASSES, fractions
 from simulator.clock import seconds
 from simulator.fold import SymmetryClass
-from simulator.rank import RankSimulation
+from simulator.rank_simulation import RankSimulation
 
 
 @dataclass(frozen=True)

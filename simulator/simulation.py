@@ -19,6 +19,7 @@ from program import KernelCall, Repeated, StepProgram, repetitions, with_repetit
 from program.cluster import Cluster
 from program.gc_paused import gc_paused
 from program.timeline import Timeline
+from simulator.call_script import Growing, NotRepeating, Repeating, Script
 from simulator.clock import picoseconds
 from simulator.cutter import Cutter
 from simulator.engine import Engine
@@ -26,11 +27,10 @@ from simulator.fold import SymmetryClass, fold
 from simulator.interval import Interval, interval
 from simulator.memory import StageMemory, simulate_memory
 from simulator.nodes import NotInStep
-from simulator.rank import Lane, RankSimulation
-from simulator.script import Growing, NotRepeating, Repeating, Script
+from simulator.rank_simulation import Lane, RankSimulation
 from simulator.sharing import Contention
 from simulator.simulated import Simulated
-from simulator.steady import Shift, reach_of, settled, shift_of
+from simulator.steady import Shift, rows_of, settled, shift_of
 from simulator.timeline import predicted_timeline
 
 PERIODS = 2
@@ -131,15 +131,15 @@ class _Job:
         while True:
             repeating = Repeating(len(stages), PERIODS, total, least)
             engine = self._engine(short, repeating)
-            if engine.shared or engine.synchronous or (reach := reach_of(stages, engine)) is None:
+            if engine.shared or engine.synchronous or (rows := rows_of(stages, engine)) is None:
                 return None
-            repeating.reach, repeating.settled = reach, partial(settled, stages, engine, reach)
+            repeating.rows, repeating.settled = rows, partial(settled, stages, engine, rows)
             try:
                 engine.simulate()
             except NotRepeating:
                 return None
             times = repeating.simulated()
-            shift = shift_of(stages, engine, reach, times)
+            shift = shift_of(stages, engine, rows, times)
             if shift is not None and (total - times[-1]) % shift.every == 0:
                 for rank in engine.ranks:
                     rank.forget()
@@ -156,7 +156,7 @@ class _Job:
         coarse = self.coarse and not synchronous
         plans = Cutter(program, self.cluster, profile, contention, coarse, self.kernels)
         engine.ranks = [self._rank(engine, each, plans, repeating) for each in self.symmetry_classes]
-        engine.checks_all = plans.checks_all
+        engine.hears_of(plans.checks_all)
         return engine
 
     def _rank(

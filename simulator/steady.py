@@ -1,16 +1,17 @@
 """The steady state of a simulation: whether its repetitions repeat in time, and what so many more of them would add.
 
-A program whose calls repeat (`program.calls`) is simulated with few repetitions (`simulator.script`). Times are whole
-picoseconds and follow from what a node waits for: its stream, its waits, its host, its partners, all at most `reach`
-repetitions away. When over more than twice that reach every output of every rank comes again `every` repetitions later,
-one `shift` later, then moving whatever lies behind by that shift and putting the repetitions in between satisfies each
-node's rule again: the longer simulation is that, to the picosecond. Three things need a look of their own, and where
-they do not hold nothing is skipped:
+A program whose calls repeat (`program.calls`) is simulated with few repetitions (`simulator.call_script`). Times are
+whole picoseconds and follow from what a node waits for: its stream, its waits, its host, its partners and their waits,
+all in a span of fewer than so many repetitions (`rows_of`). When over that many every output of every rank comes again
+`every` repetitions later, one `shift` later, then moving whatever lies behind by that shift and putting the repetitions
+in between satisfies each node's rule again: what it follows from lies before the last repetitions, behind the first, or
+inside, and in each case a node that was simulated has the same. So the longer simulation is that, to the picosecond.
+Three things need a look of their own, and where they do not hold nothing is skipped:
 
 * what is waited for from far before the repetitions (the tail of a stream that they do not use) must come too early to
   matter, and then does so in the longer simulation too;
 * a host that runs ahead of its device moves by less than the device, so nothing behind may start because it was issued;
-* groups that meet must stand in the same repetition, or `reach` must cover the difference.
+* groups that meet must stand in the same repetition, or the span must cover the difference.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +28,11 @@ from numpy.typing import NDArray
 from program import RankProgram, Repeated
 from simulator.engine import Engine
 from simulator.nodes import Op
-from simulator.rank import RankSimulation
+from simulator.rank_simulation import RankSimulation
 from simulator.segments import Merged
 
 MARGIN = 4  # micro-batches beyond what waits and partners reach: gaps and windows follow from a few nodes in a row
-Counts = Counter[tuple[str, str]]  # communications by role and channel
+Lane = tuple[str, str]  # role and channel of a communication
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +54,22 @@ class _Times:
     account: NDArray[np.int64]
 
 
-def reach_of(stages: Sequence[RankProgram], engine: Engine) -> int | None:
-    """How many repetitions away what a node follows from is; None when it is not a number of repetitions away.
+def rows_of(stages: Sequence[RankProgram], engine: Engine) -> int | None:
+    """How many repetitions in a row must come again: what a node follows from spans fewer. None when that is not a
+    number of repetitions.
 
     `stages` are the programs of the engine's ranks, their calls repeated.
     """
-    found = [_waits_reach(stage) for stage in stages] + _partners_reach(stages, engine)
-    reaches = [reach for reach in found if reach is not None]
-    margin = -(-MARGIN // _repeated(stages[0]).micros)
-    return max(reaches) + margin if len(reaches) == len(found) else None
+    waits, spreads = [_waits_reach(stage) for stage in stages], _partners_spread(stages, engine)
+    known = [number for number in (*waits, *spreads) if number is not None]
+    if len(known) < len(waits) + len(spreads):
+        return None
+    margin = Fraction(MARGIN, _repeated(stages[0]).micros)
+    return ceil(max(known[: len(waits)]) + max(known[len(waits) :], default=0) + 2 * margin)
 
 
-def _waits_reach(stage: RankProgram) -> int | None:
-    """How far back calls of a repetition wait, and those behind the repetitions look into them."""
+def _waits_reach(stage: RankProgram) -> Fraction | None:
+    """How many repetitions back calls of one wait, and those behind the repetitions look into them."""
     calls, farthest = _repeated(stage), 0
     waited = [{-1 - w for i in block.instructions for w in i.waits if w < 0} for block in stage.blocks]
     for index, call in enumerate(calls.kept[calls.seam :], calls.seam):
@@ -72,38 +78,43 @@ def _waits_reach(stage: RankProgram) -> int | None:
             return None
         from_ = min(index, calls.seam + calls.period)
         farthest = max([farthest, *(from_ - bound for bound in bounds if bound >= 0)])
-    return -(-farthest // calls.period)
+    return Fraction(farthest, calls.period)
 
 
-def _partners_reach(stages: Sequence[RankProgram], engine: Engine) -> list[int | None]:
-    """How many repetitions the members of each channel are apart."""
-    counts = {id(stage): _communications(stage) for stage in stages}
-    members: dict[int, list[tuple[int, int]]] = {}
+def _partners_spread(stages: Sequence[RankProgram], engine: Engine) -> list[Fraction | None]:
+    """How many repetitions the members of a communication are apart, for each channel at the most."""
+    places = {id(stage): _communications(stage) for stage in stages}
+    members: dict[int, list[tuple[int, list[Fraction]]]] = {}
     for rank, stage in zip(engine.ranks, stages, strict=True):
-        before, inside = counts[id(stage)]
+        before, inside = places[id(stage)]
         for name, lane in rank.lanes.items():
-            members.setdefault(id(lane.channel), []).append((before[name], inside[name]))
-    return [_apart(met) for met in members.values()]
+            members.setdefault(id(lane.channel), []).append((before[name], inside.get(name, [])))
+    return [_spread(met) for met in members.values()]
 
 
-def _apart(met: list[tuple[int, int]]) -> int | None:
-    ahead = max(before for before, _ in met) - min(before for before, _ in met)
-    inside = met[0][1]
-    if any(other != inside for _, other in met) or (ahead and not inside):
+def _spread(met: list[tuple[int, list[Fraction]]]) -> Fraction | None:
+    """`met` are the members of a channel: how often each was there before the repetitions, and where in one."""
+    most, many = max(before for before, _ in met), len(met[0][1])
+    if any(len(inside) != many for _, inside in met) or (not many and any(before != most for before, _ in met)):
         return None
-    return -(-ahead // inside) if ahead else 0
+    spread = Fraction(0)
+    for number in range(most, most + many):
+        at = [(number - before) // many + inside[(number - before) % many] for before, inside in met]
+        spread = max(spread, max(at) - min(at))
+    return spread
 
 
-def _communications(stage: RankProgram) -> tuple[Counts, Counts]:
-    """Communications before the repetitions, and in one of them."""
+def _communications(stage: RankProgram) -> tuple[Counter[Lane], dict[Lane, list[Fraction]]]:
+    """Communications of each lane before the repetitions, and where in a repetition its others stand."""
     calls = _repeated(stage)
-    of_block = [
-        Counter((i.comm.role, i.comm.channel) for i in block.instructions if i.comm is not None)
-        for block in stage.blocks
+    of_block: list[list[Lane]] = [
+        [(i.comm.role, i.comm.channel) for i in block.instructions if i.comm is not None] for block in stage.blocks
     ]
-    before, inside = Counts(), Counts()
-    for index, call in enumerate(calls.kept[: calls.seam + calls.period]):
-        (before if index < calls.seam else inside).update(of_block[call.block])
+    before = Counter(lane for call in calls.kept[: calls.seam] for lane in of_block[call.block])
+    inside: dict[Lane, list[Fraction]] = {}
+    for place, call in enumerate(calls.kept[calls.seam : calls.seam + calls.period]):
+        for lane in of_block[call.block]:
+            inside.setdefault(lane, []).append(Fraction(place, calls.period))
     return before, inside
 
 
@@ -112,7 +123,7 @@ def _repeated(stage: RankProgram) -> Repeated:
     return stage.calls
 
 
-def settled(stages: Sequence[RankProgram], engine: Engine, reach: int, period: int, times: int, every: int) -> bool:
+def settled(stages: Sequence[RankProgram], engine: Engine, rows: int, period: int, times: int, every: int) -> bool:
     """Whether `times` repetitions of a period, which are under way, look as if `shift_of` will find that the last of
     them come again after `every`: those that have ended do (two at least), and no host that runs ahead is close to its
     device."""
@@ -120,7 +131,7 @@ def settled(stages: Sequence[RankProgram], engine: Engine, reach: int, period: i
     both = [(rank, _repeated(stage)) for rank, stage in zip(engine.ranks, stages, strict=True)]
     while ended > 0 and not all(_ended(_nodes(*of_rank, period, range(ended - 1, ended))) for of_rank in both):
         ended -= 1
-    first = min(times - 2 * reach - 2 * every, ended - every - 2)
+    first = min(times - rows - every, ended - every - 2)
     if first < 0:
         return False
     of_period = [_times(*of_rank, period, range(first, ended)) for of_rank in both]
@@ -138,7 +149,7 @@ def _ended(nodes: list[Op | Merged]) -> bool:
     return bool(nodes) and not any(None in node.outs for node in nodes)
 
 
-def shift_of(stages: Sequence[RankProgram], engine: Engine, reach: int, times: Sequence[int]) -> Shift | None:
+def shift_of(stages: Sequence[RankProgram], engine: Engine, rows: int, times: Sequence[int]) -> Shift | None:
     """The shift with which the simulated repetitions of the last period come again, with the fewest repetitions
     between; None when those of some period do not, or when what lies around them would not move along. `times`: how
     many repetitions of each period were simulated."""
@@ -151,12 +162,12 @@ def shift_of(stages: Sequence[RankProgram], engine: Engine, reach: int, times: S
         known = [of_rank for of_rank in of_period if of_rank is not None]
         if len(known) < len(of_period):
             return None
-        tried = ((_period_shift(known, every, 2 * reach + every)) for every in range(1, (many - 2 * reach) // 2 + 1))
+        tried = (_period_shift(known, every, rows) for every in range(1, many - rows + 1))
         found = next((shift for shift in tried if shift is not None), None)
         if found is None:
             return None
         shifts.append(found)
-        begins.append(many - 2 * reach - found[0].every)
+        begins.append(many - rows)
     for number, (rank, stage) in enumerate(zip(engine.ranks, stages, strict=True)):
         calls = _repeated(stage)
         starts = [calls.seam + begin * calls.period for begin in begins]
@@ -212,6 +223,7 @@ def _moves_along(rank: RankSimulation, many: int, begins: list[int], behind: lis
     by less."""
     first = rank.history[0][begins[0] : begins[0] + many]
     used = {s for nodes in first for node in nodes for s in _streams(node)}
+    others: dict[int, list[tuple[int, int]]] = {}  # of a row or a segment: outputs on streams that are not used
     tails: dict[int, int] = {}
     old: set[int] = set()
     ahead = False
@@ -219,17 +231,21 @@ def _moves_along(rank: RankSimulation, many: int, begins: list[int], behind: lis
         for call, nodes in enumerate(handles):
             if call == begins[period]:
                 ahead = ahead or behind[period]
-                old = tails.keys() - used
+                old = set(tails)
             for node in nodes:
-                streams = _streams(node)
-                start = node.start if isinstance(node, Op) else node.first
-                if any(tails[stream] >= start for stream in streams if stream in old):
-                    return False
-                old -= set(streams)
-                if ahead and not _late(node):
-                    return False
-                ahead = ahead and not (isinstance(node, Op) and node.row.sync)
-                tails |= dict(zip(streams, (end for end in node.outs if end is not None), strict=False))
+                what = id(node.row if isinstance(node, Op) else node.segment)
+                if what not in others:
+                    others[what] = [(k, stream) for k, stream in enumerate(_streams(node)) if stream not in used]
+                for output, stream in others[what]:
+                    start = node.start if isinstance(node, Op) else node.first
+                    if stream in old and tails[stream] >= start:
+                        return False
+                    old.discard(stream)
+                    tails[stream] = node.outs[output] or 0
+                if ahead:
+                    if not _late(node):
+                        return False
+                    ahead = not (isinstance(node, Op) and node.row.sync)
     return True
 
 

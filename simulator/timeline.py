@@ -14,7 +14,7 @@ from program.timeline import Header, Timeline
 from simulator.clock import PS_PER_S
 from simulator.fold import SymmetryClass
 from simulator.nodes import Op
-from simulator.rank import RankSimulation
+from simulator.rank_simulation import RankSimulation
 from simulator.segments import Merged
 from simulator.simulated import Simulated
 

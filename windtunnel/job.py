@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from compiler import compile_run
-from compiler.sound import compile_proved
+from compiler.compile_checked import compile_checked
 from plan.flops import model_flops_per_step
 from plan.run import Optimizer, Run, load
 from plan.trainable import check_trainable
@@ -67,7 +67,7 @@ def prepare(run: Run, folder: Path) -> StepProgram:
     """Check what can be checked before ranks start, the program's soundness included, and write the run's file where
     they read it. What an earlier run left in the folder is removed. Raises InputError."""
     check_trainable(run)
-    program = compile_proved(run)
+    program = compile_checked(run)
     text_of(run).batch(0, tuple(range(min(4, run.plan.global_batch_size))))
     ranks.make_ready(folder)
     with ranks.written(folder):

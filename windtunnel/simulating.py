@@ -36,9 +36,9 @@ class SimulatedRun:
 
 def compile_run(run: Run) -> StepProgram:
     """The step program of a run, proved sound. Raises UnsoundProgram, a fault of ours, when a proof fails."""
-    from compiler.sound import compile_proved
+    from compiler.compile_checked import compile_checked
 
-    return compile_proved(run)
+    return compile_checked(run)
 
 
 def simulate(run: RunLike, overrides: Sequence[str] = (), *, profile: Any = None, unfold: bool = False) -> SimulatedRun:

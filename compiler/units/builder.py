@@ -34,7 +34,7 @@ from program.lines import (
     touched,
 )
 from program.operators import body, updated
-from program.rewrites import Names, rewritten
+from program.rewriting import Names, rewritten
 
 ROWS: At = (("tp", "S0"),)
 COLUMNS: At = (("tp", "S1"),)

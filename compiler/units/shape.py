@@ -14,7 +14,7 @@ from plan.implementations import GradAccumulation, engine
 from plan.implementations.rewrites import ACCUMULATION
 from plan.model import Model, RopeScaling
 from plan.parallel import Plan
-from program.rewrites import Rewrite
+from program.rewriting import Rewrite
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from plan.parallel import Plan
-from program.rewrites import Rewrite
+from program.rewriting import Rewrite
 
 GradAccumulation = Literal["in_gemm", "separate_buffer", "autograd"]
 Transfers = Literal["separate", "batched", "blocking"]

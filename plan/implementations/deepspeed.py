@@ -15,7 +15,7 @@ Read in deepspeedai/DeepSpeed (v0.6.5 `runtime/bf16_optimizer.py`, `runtime/pipe
   first; BF16_Optimizer hands over one flat tensor for each parameter group, so nothing is bucketed;
 * the norm is of whole gradients over the model-parallel ranks; each rank steps its share, and the weights are gathered
   at the end of the step, beside nothing;
-* the pipeline's sends and receives block, in the engine's own order (`compiler.calls`).
+* the pipeline's sends and receives block, in the engine's own order (`compiler.call_placer`).
 
 ZeRO-2 is another optimizer in another engine (`runtime/zero/stage_1_and_2.py`): what is said above of layers and of a
 flat gradient does not hold of it. It partitions gradients as ours does, but all-reduces them and keeps its share

@@ -1,4 +1,4 @@
-"""Lines that an implementation runs in the stead of a unit's own (`program.rewrites`).
+"""Lines that an implementation runs in the stead of a unit's own (`program.rewriting`).
 
 Units are written as our trainer runs them: dropout masks made again from their counters, activations and matrices of
 heads made again in the backward, a norm's weight gradients in its own kernel, a cross entropy of three passes over
@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from plan.implementations.base import GradAccumulation
 from program.lines import Apply, Draw, apply
-from program.rewrites import Lined, Names, Rewrite
+from program.rewriting import Lined, Names, Rewrite
 
 # ---------------------------------------------------------------- autograd keeps what a backward of ours makes again
 

@@ -22,7 +22,7 @@ from functools import lru_cache
 from operator import attrgetter
 
 from program import STREAMS, Block, tenant_of
-from program.proofs.places import Atoms, Place, place_text, slot_names
+from program.proofs.places import Place, StorageRegions, place_text, slot_names
 from program.proofs.uses import (
     NOTHING,
     STREAM,
@@ -46,8 +46,8 @@ class Shape:
     counts: Clock
     tails: Ends  # the last instruction of each stream
     port_uses: tuple[tuple[int, Use], ...]
-    place_uses: tuple[tuple[Place, Use], ...]  # slots, and atoms that not only compute touches here
-    atom_uses: dict[Place, Use]  # atoms that compute alone touches here
+    place_uses: tuple[tuple[Place, Use], ...]  # slots, and regions that not only compute touches here
+    region_uses: dict[Place, Use]  # regions that compute alone touches here
     exports: dict[int, Use]  # own allocator buffers handed out
     left: frozenset[int]  # those of them that the block does not free itself
     sync: int  # the last host_sync instruction, -1 if none
@@ -82,10 +82,10 @@ def shape_key(block: Block, wide: int) -> tuple[object, ...]:
     )
 
 
-def analyse(block: Block, atoms: Atoms) -> Shape:
+def analyse(block: Block, regions: StorageRegions) -> Shape:
     """The shape of a block. Raises Broken when it races, leaks or waits forward within itself."""
     order = _order(block)
-    own, ports, places = _accesses(block, atoms)
+    own, ports, places = _accesses(block, regions)
     frees = _frees(block)
     port_of = {p.buffer: k for k, p in enumerate(block.ports_in) if p.buffer is not None}
     exports = _own_uses(block, order, own, frees, set(port_of))
@@ -98,8 +98,8 @@ def analyse(block: Block, atoms: Atoms) -> Shape:
         place: summarise(order, accesses, _place_text(block, place), tenanted=not isinstance(place, tuple))
         for place, accesses in places.items()
     }
-    atom_uses: dict[Place, Use] = {place: use for place, use in uses.items() if use.solo and isinstance(place, tuple)}
-    place_uses = tuple((place, use) for place, use in uses.items() if place not in atom_uses)
+    region_uses: dict[Place, Use] = {place: use for place, use in uses.items() if use.solo and isinstance(place, tuple)}
+    place_uses = tuple((place, use) for place, use in uses.items() if place not in region_uses)
     for ref, local in frees.items():
         raise Broken("memory", f"{_what(block, ref)} is freed, but the allocator does not own it", (local,))
     syncs = [i for i, instruction in enumerate(block.instructions) if instruction.host_sync]
@@ -107,7 +107,7 @@ def analyse(block: Block, atoms: Atoms) -> Shape:
     counts, tails = _totals(order)
     sync = syncs[-1] if syncs else -1
     left = frozenset(ref for ref, use in exports.items() if use.free < 0)
-    return Shape(order, counts, tails, port_uses, place_uses, atom_uses, exports, left, sync, port_of, waited)
+    return Shape(order, counts, tails, port_uses, place_uses, region_uses, exports, left, sync, port_of, waited)
 
 
 def _place_text(block: Block, place: Place) -> str:
@@ -182,17 +182,17 @@ def _totals(order: Order) -> tuple[Clock, Ends]:
     return counts, tuple(sorted(last.items()))
 
 
-def _accesses(block: Block, atoms: Atoms) -> tuple[Touched, Touched, dict[Place, list[Access]]]:
-    """Accesses in host order: of own allocator buffers, of port buffers, of places (slots and rank-wide atoms)."""
+def _accesses(block: Block, regions: StorageRegions) -> tuple[Touched, Touched, dict[Place, list[Access]]]:
+    """Accesses in host order: of own allocator buffers, of port buffers, of places (slots and rank-wide regions)."""
     imported = {p.buffer for p in block.ports_in if p.buffer is not None}
-    local_places = atoms.local_places(block)
+    local_places = regions.local_places(block)
     own: Touched = {}
     ports: Touched = {}
     places: dict[Place, list[Access]] = {}
     for index, instruction in enumerate(block.instructions):
         reads, writes = instruction.reads, instruction.writes
         for ref in dict.fromkeys((*reads, *writes)):
-            where = atoms.wide[-1 - ref] if ref < 0 else local_places[ref]
+            where = regions.wide[-1 - ref] if ref < 0 else local_places[ref]
             if not where and ref < 0:
                 continue  # compute alone touches it
             holder = -1 if ref in imported else ref if ref < 0 else tenant_of(block.buffers, ref)

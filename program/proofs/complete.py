@@ -14,8 +14,8 @@ from itertools import pairwise
 
 from program import Block, Instruction, RankProgram, StepProgram, rank_wide
 from program.proofs.error import Named, Proof, ProofError, name
-from program.proofs.offload import prove_offloaded
-from program.proofs.shards import Sharded
+from program.proofs.offloaded import prove_offloaded
+from program.proofs.sharded import Sharded
 
 Key = tuple[str, str, int, str]  # phase, kind, unit, piece
 Place = tuple[int, int]  # call, local id

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from program import Block, Buffer, RankProgram, numel
 
-Place = int | str | tuple[int, int]  # a block's slot by number, a slot by name, an atom (rank-wide buffer, number)
+Place = int | str | tuple[int, int]  # a block's slot by number, a slot by name, an region (rank-wide buffer, number)
 
 
 def slot_names(block: Block) -> tuple[str, ...]:
@@ -28,11 +28,11 @@ def rank_range(buffer: Buffer, index: int) -> tuple[int, int, int]:
     return buffer.base[0], buffer.base[1], buffer.base[1] + numel(buffer.shape)
 
 
-class Atoms:
+class StorageRegions:
     """Rank-wide storage cut into the pieces that communication streams touch as one.
 
-    A place is (base buffer, atom). Buffers that only the compute stream touches need no proof and have no place. Cut
-    points are the ends of the ranges other streams touch, so two accesses meet in an atom exactly when their ranges
+    A place is (base buffer, region). Buffers that only the compute stream touches need no proof and have no place. Cut
+    points are the ends of the ranges other streams touch, so two accesses meet in an region exactly when their ranges
     meet or both are compute's (whose accesses are ordered anyway).
     """
 

@@ -3,7 +3,7 @@ brings.
 
 Most ports bring activations that compute made and compute alone uses. Their order needs no proof, only that they are
 alive and freed once: a call's *sheet* sorts its ports into those, gathered by the call they come from, and the few
-that need clocks. Calls with the same letter and the same blocks behind it share a sheet.
+that need clocks. Calls with the same key and the same blocks behind it share a sheet.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from program import Buffer, RankProgram
 from program.proofs.blocks import Shape
 from program.proofs.error import ProofError, name
-from program.proofs.period import Text
-from program.proofs.places import Atoms, Place
+from program.proofs.places import Place, StorageRegions
+from program.proofs.steady_state import CallSequence
 from program.proofs.uses import Use
 
 Wire = tuple[int, int, int, int]  # consumer's block and in-port, producer's block and out-port
@@ -39,8 +39,10 @@ class Ports:
     stream other than compute touches: only these need clocks. `sheets[call]`: the call's sheet.
     """
 
-    def __init__(self, program: RankProgram, class_: int, shapes: list[Shape], atoms: Atoms, text: Text) -> None:
-        self.program, self.class_, self.shapes, self.atoms, self.text = program, class_, shapes, atoms, text
+    def __init__(
+        self, program: RankProgram, class_: int, shapes: list[Shape], regions: StorageRegions, sequence: CallSequence
+    ) -> None:
+        self.program, self.class_, self.shapes, self.regions, self.sequence = program, class_, shapes, regions, sequence
         self._check_backwards()
         self.kinds = [self._kinds(block) for block in range(len(program.blocks))]
         keys, firsts = self._keys()
@@ -57,9 +59,9 @@ class Ports:
 
     def _check_backwards(self) -> None:
         """A call may only be bound to calls issued before it."""
-        for letter, (_, back) in enumerate(self.text.alphabet):
+        for key, (_, back) in enumerate(self.sequence.distinct):
             if any(distance is not None and distance <= 0 for distance in back):
-                here = self.text.letters.index(letter)
+                here = self.sequence.keys.index(key)
                 bindings = self.program.calls[here].bindings
                 port = next(k for k, (bound, _) in enumerate(bindings) if bound >= here)
                 named = self.program.blocks[self.program.calls[here].block].ports_in[port].name
@@ -69,12 +71,12 @@ class Ports:
     def _keys(self) -> tuple[list[int], list[int]]:
         """For every call the number of its (pattern, blocks behind it), and the first call of each number."""
         blocks = [call.block for call in self.program.calls]
-        alphabet = self.text.alphabet
+        distinct = self.sequence.distinct
         numbers: dict[tuple[int, ...], int] = {}
         keys: list[int] = []
         firsts: list[int] = []
-        for here, letter in enumerate(self.text.letters):
-            pattern, back = alphabet[letter]
+        for here, call_key in enumerate(self.sequence.keys):
+            pattern, back = distinct[call_key]
             key = (pattern, blocks[here], *[-1 if d is None else blocks[here - d] for d in back])
             number = numbers.setdefault(key, len(firsts))
             if number == len(firsts):
@@ -133,7 +135,7 @@ class Ports:
 
     def _sheet(self, here: int) -> Sheet:
         call = self.program.calls[here]
-        looks_at = self.text.patterns[self.text.alphabet[self.text.letters[here]][0]][1]
+        looks_at = self.sequence.patterns[self.sequence.distinct[self.sequence.keys[here]][0]][1]
         owners: dict[int, tuple[int, int]] = {}  # port -> which call, and its buffer that compute alone touches
         uses = [(port, use) for port, use in self.shapes[call.block].port_uses if use.accesses or use.free >= 0]
         for port, _ in uses:
@@ -161,14 +163,14 @@ class Ports:
     def _kinds(self, block: int) -> list[Kind]:
         """What each out-port of a block hands out."""
         declared, ports = self.program.blocks[block], self.shapes[block].port_of
-        places = self.atoms.local_places(declared)
+        places = self.regions.local_places(declared)
         kinds: list[Kind] = []
         for out in declared.ports_out:
             ref = out.buffer
             if ref is None:
                 kinds.append(("token", 0, ()))
             elif ref < 0:
-                kinds.append(("wide", ref, self.atoms.wide[-1 - ref]))
+                kinds.append(("wide", ref, self.regions.wide[-1 - ref]))
             elif ref in ports:
                 kinds.append(("forward", ports[ref], ()))
             elif declared.buffers[ref].slot is not None:

@@ -18,15 +18,15 @@ from program.proofs.complete import prove_complete
 from program.proofs.error import ProofError, name
 from program.proofs.extents import prove_extents
 from program.proofs.form import prove_form
-from program.proofs.grid import prove_grid
 from program.proofs.order import prove_order
-from program.proofs.period import find_run, text_of
-from program.proofs.places import Atoms, Place, slot_names
+from program.proofs.places import Place, StorageRegions, slot_names
 from program.proofs.ports import Ports
-from program.proofs.storage import Storage
-from program.proofs.subject import Subject
+from program.proofs.rank_grid import prove_grid
+from program.proofs.stage_under_proof import StageUnderProof
+from program.proofs.steady_state import call_sequence, find_steady_state
+from program.proofs.storage_proof import Storage
 from program.proofs.uses import Broken
-from program.proofs.values import prove_values
+from program.proofs.values_calls import prove_values
 
 # What following a reference can raise that `prove_form` did not think of: the program is refused all the same.
 ASTRAY = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, AssertionError, StopIteration)
@@ -87,31 +87,31 @@ class _Library:
 
 
 def _prove_class(stage: RankProgram, class_: int, library: _Library, skip: bool) -> None:
-    atoms = Atoms(stage)
-    layout = library.layouts.setdefault(atoms.layout, len(library.layouts))
-    numbers = [_number(stage, class_, block, atoms, (library, layout)) for block in range(len(stage.blocks))]
+    regions = StorageRegions(stage)
+    layout = library.layouts.setdefault(regions.layout, len(library.layouts))
+    numbers = [_number(stage, class_, block, regions, (library, layout)) for block in range(len(stage.blocks))]
     shapes = [library.shapes[number] for number in numbers]
     slots = [slot_names(block) for block in stage.blocks]
     _prove_slots(stage, class_)
-    text = text_of(stage, numbers)
-    ports = Ports(stage, class_, shapes, atoms, text)
-    subject = Subject(stage, class_, shapes, numbers, slots, ports)
-    run = find_run(stage, text, slots) if skip else None
+    sequence = call_sequence(stage, numbers)
+    ports = Ports(stage, class_, shapes, regions, sequence)
+    under_proof = StageUnderProof(stage, class_, shapes, numbers, slots, ports)
+    steady = find_steady_state(stage, sequence, slots) if skip else None
     try:
-        Storage(subject, run).prove()
+        Storage(under_proof, steady).prove()
     except (ProofError, KeyError):
-        if run is None:
+        if steady is None:
             raise
-        Storage(Subject(stage, class_, shapes, numbers, slots, ports), None).prove()
+        Storage(StageUnderProof(stage, class_, shapes, numbers, slots, ports), None).prove()
 
 
-def _number(stage: RankProgram, class_: int, block: int, atoms: Atoms, shelf: tuple[_Library, int]) -> int:
+def _number(stage: RankProgram, class_: int, block: int, regions: StorageRegions, shelf: tuple[_Library, int]) -> int:
     """The number of a block's shape, analysed if it is new."""
     library, layout = shelf
     key = shape_key(stage.blocks[block], layout)
     if key not in library.numbers:
         try:
-            shape = analyse(stage.blocks[block], atoms)
+            shape = analyse(stage.blocks[block], regions)
         except Broken as broken:
             call = next((c for c, placed in enumerate(stage.calls) if placed.block == block), None)
             named = [] if call is None else [name(stage, class_, call, local) for local in broken.locals]

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from program.proofs.period import Run
 from program.proofs.places import Place
+from program.proofs.steady_state import SteadyState
 from program.proofs.uses import COMPUTE, NOTHING, Clock
 
 Owner = tuple[int, int]  # (call, local buffer)
@@ -30,7 +30,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Last:
     """The last accesses of a storage: its last writer, the last read on each stream since, who holds it (slots), and
-    the call up to which this is told (atoms: see State.touched).
+    the call up to which this is told (regions: see State.touched).
     """
 
     writer: Point | None
@@ -42,10 +42,10 @@ class Last:
 @dataclass(slots=True)
 class State:
     """`doors`: end clocks behind out-ports that somebody waits for. `buffers`: allocator buffers that not only compute
-    touches. `alive`: each call's handed-out buffers not freed yet. `places`: slots and rank-wide atoms.
+    touches. `alive`: each call's handed-out buffers not freed yet. `places`: slots and rank-wide regions.
 
-    Compute touches most atoms in every call, and its own order makes that safe: such touches are only noted by shape
-    (`touched`: last call, and compute's count before it) and told to `places` when another stream comes. An atom is
+    Compute touches most regions in every call, and its own order makes that safe: such touches are only noted by shape
+    (`touched`: last call, and compute's count before it) and told to `places` when another stream comes. An region is
     `hot` while compute is not yet ordered after what another stream did to it; only then its touches are proved one by
     one.
     """
@@ -76,16 +76,16 @@ class State:
 
 
 class Shift:
-    """Moves the state at call `call` by `times` periods of a run, if it is the state of a period ago moved by one.
+    """Moves the state at call `call` by `times` periods of a steady state, if it is that of a period ago moved by one.
 
-    Calls out of the run's reach, which no later call looks at, are left where they are.
+    Calls out of the steady state's reach, which no later call looks at, are left where they are.
     """
 
-    def __init__(self, old: State, new: State, call: int, run: Run) -> None:
-        self.old, self.new, self.period = old, new, run.period
-        self.floor = call - run.reach
-        self.rename: dict[Place, Place] = {a: b for a, b in run.rename.items()}  # noqa: C416 - wider keys
-        self.before: dict[Place, Place] = {b: a for a, b in run.rename.items()}
+    def __init__(self, old: State, new: State, call: int, steady: SteadyState) -> None:
+        self.old, self.new, self.period = old, new, steady.period
+        self.floor = call - steady.reach
+        self.rename: dict[Place, Place] = {a: b for a, b in steady.rename.items()}  # noqa: C416 - wider keys
+        self.before: dict[Place, Place] = {b: a for a, b in steady.rename.items()}
         self.advance = tuple(map(int.__sub__, new.counts, old.counts))
 
     def repeats(self) -> bool:

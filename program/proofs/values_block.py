@@ -14,7 +14,7 @@ from typing import Any
 from program import Block, Bucket, Buffer, Comm, Instruction, Param, RankProgram, numel, rank_wide, tenant_of
 from program.declared import SHARE, Value, identity, parameter
 from program.proofs.values_bodies import body_fault, made_afresh
-from program.proofs.values_sheet import Event, Held, Misheld, Part, Sheet
+from program.proofs.values_sheet import Event, HeldValue, Misheld, Part, Sheet
 
 TRANSFERS = ("send", "recv", "exchange")
 BECOMES = {
@@ -47,7 +47,7 @@ class _Reading:
         outs = (port.buffer for port in block.ports_out)
         self.done = Sheet(self.port_of, tuple(None if ref is None or ref < 0 else ref for ref in outs))
         self.seen = {*self.port_of, *self.done.outs}
-        self.now: dict[int, Held] = {}
+        self.now: dict[int, HeldValue] = {}
         self.gathered: set[tuple[int, int, int]] = set()  # tenant, first element, bucket
         self.staged: dict[int, int] = {}  # slot's tenant -> bucket
         self.parts: dict[int, list[tuple[int, Part]]] = {}  # tenant -> (where its bucket begins, part)
@@ -88,7 +88,7 @@ class _Reading:
         self._need(fits, f"it declares {len(values.reads)} reads and {len(values.writes)} writes, and has others")
         for value, ref in zip(values.reads, i.reads, strict=True):
             if ":" not in value.name:
-                self._ask(Held(identity(value.name, i.unit), value.at), ref)
+                self._ask(HeldValue(identity(value.name, i.unit), value.at), ref)
             elif value.name[0] == "w":
                 self._weight(parameter(value.name, i.unit), ref)
             elif value.name[0] == "c":
@@ -106,7 +106,7 @@ class _Reading:
                 self._need([value.name for value in values.writes] == [i.piece], f"{i.piece} is loaded as another")
         for value, ref in zip(values.writes, i.writes, strict=True):
             if ":" not in value.name:
-                self._leave(Held(identity(value.name, i.unit), value.at), ref)
+                self._leave(HeldValue(identity(value.name, i.unit), value.at), ref)
             elif value.name[0] == "g":
                 self._gradient(i, value, ref)
             else:
@@ -115,7 +115,7 @@ class _Reading:
                 )
                 self._note("loss", (i.unit, i.piece, i.kind))
 
-    def _ask(self, wanted: Held, ref: int) -> None:
+    def _ask(self, wanted: HeldValue, ref: int) -> None:
         found = self.now.get(ref)
         if found is None:
             if ref < 0 or self.block.buffers[ref].base is not None:
@@ -127,7 +127,7 @@ class _Reading:
         elif found != wanted:
             raise Misheld(f"{wanted} is asked for; the buffer holds {found}", self.local)
 
-    def _leave(self, held: Held, ref: int) -> None:
+    def _leave(self, held: HeldValue, ref: int) -> None:
         if ref < 0 or self.block.buffers[ref].base is not None:
             raise Misheld(f"{held} is written to a rank-wide buffer", self.local)
         self.now[ref] = held
@@ -151,9 +151,9 @@ class _Reading:
             counts = {"send": (1, 0), "recv": (0, 1)}.get(comm.op, (1, 1))
             self._need((len(reads), len(writes)) == counts, f"it is no {comm.op}")
             for value in reads:
-                self._note("send", (comm, Held(identity(value.name, i.unit), value.at)))
+                self._note("send", (comm, HeldValue(identity(value.name, i.unit), value.at)))
             for value, ref in zip(writes, i.writes, strict=True):
-                self._note("receive", (comm, ref, Held(identity(value.name, i.unit), value.at)))
+                self._note("receive", (comm, ref, HeldValue(identity(value.name, i.unit), value.at)))
             return
         self._need(len(reads) == len(writes) == 1, "it communicates several values")
         before, after = reads[0].along(comm.role), writes[0].along(comm.role)

@@ -1,5 +1,5 @@
 """What is written down of a block (`program.proofs.values_block`) for whoever follows the calls of a step
-(`program.proofs.values`): what it asks of its in-ports, what it leaves, and what outlives it, in order."""
+(`program.proofs.values_calls`): what it asks of its in-ports, what it leaves, and what outlives it, in order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from program.declared import At, Identity
 
 
-class Held(NamedTuple):
+class HeldValue(NamedTuple):
     """What a buffer holds."""
 
     identity: Identity
@@ -54,6 +54,8 @@ class Sheet:
 
     ports: dict[int, int]
     outs: tuple[int | None, ...]
-    asked: list[tuple[int, Held, int]] = field(default_factory=list)  # in-port, what it must hold, who asks
-    held: dict[int, Held] = field(default_factory=dict)  # local buffers of others, or for others, that were written
+    asked: list[tuple[int, HeldValue, int]] = field(default_factory=list)  # in-port, what it must hold, who asks
+    held: dict[int, HeldValue] = field(
+        default_factory=dict
+    )  # local buffers of others, or for others, that were written
     events: list[Event] = field(default_factory=list)

@@ -13,7 +13,7 @@ there, and how far off that may be.
 """
 
 from program.timeline.file import load, save
+from program.timeline.instruction_rows import NO_TIME, TIMES, Clock, Header, Row, Timeline
 from program.timeline.merging import merge
-from program.timeline.rows import NO_TIME, TIMES, Clock, Header, Row, Timeline
 
 __all__ = ["NO_TIME", "TIMES", "Clock", "Header", "Row", "Timeline", "load", "merge", "save"]

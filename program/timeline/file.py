@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from program.errors import InputError
 from program.files import chunks_of
 from program.nearest import did_you_mean, shown
-from program.timeline.rows import COLUMNS, DTYPES, Timeline
+from program.timeline.instruction_rows import COLUMNS, DTYPES, Timeline
 from program.timeline.scanning import Scanner
 
 FORMAT = "windtunnel-timeline"
@@ -54,7 +54,10 @@ def load(path: str | Path) -> Timeline:
     """Read what `save` wrote, as a stream of at most `program.files.most_bytes()`. Raises InputError when the file is
     missing, damaged, too long, of another format or internally inconsistent.
     """
-    from program.timeline.schema import column_problems, header_of  # pydantic, where there is something to read
+    from program.timeline.timeline_schema import (
+        column_problems,
+        header_of,
+    )  # pydantic, where there is something to read
 
     content = _content(Scanner(chunks_of(Path(path), packed=True), f"timeline {path}"))
     if content.get("format") != FORMAT or content.get("version") != VERSION:

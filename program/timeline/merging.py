@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from program.errors import InputError
-from program.timeline.rows import COLUMNS, WORDS, Header, Timeline
+from program.timeline.instruction_rows import COLUMNS, WORDS, Header, Timeline
 
 
 def merge(timelines: Sequence[Timeline]) -> Timeline:

@@ -1,4 +1,4 @@
-"""Waiting told apart from transferring, and the period of a step, out of a timeline.
+"""Waiting told apart from transferring, out of a timeline.
 
 A collective that starts on one rank cannot move a byte before its last member starts. So its row is cut at that
 moment: *wait* (own start to the last member's start) is somebody's lateness, *transfer* (from there to its end) is
@@ -66,20 +66,3 @@ class _Who:
             other = own[(own.index(rank) + PIPELINE[role]) % len(own)]
             own = (rank, other) if role == "pp_next" else (other, rank)
         return tuple(self.stand_in.get(member, member) for member in own)
-
-
-def periods_s(timeline: Timeline) -> dict[int, tuple[float, ...]]:
-    """For every rank, seconds between the ends of its last STEP in successive recorded steps (empty when only one was
-    recorded).
-    """
-    ends: dict[int, dict[int, float]] = defaultdict(dict)
-    is_step = timeline.columns["kind"] == timeline.code("STEP")
-    chosen = timeline.select(is_step)
-    for rank, step, end in zip(chosen.ints("rank"), chosen.ints("step"), chosen.columns["end_s"].tolist(), strict=True):
-        ends[rank][step] = max(end, ends[rank].get(step, end))
-    return {rank: _gaps(of_step) for rank, of_step in sorted(ends.items())}
-
-
-def _gaps(of_step: dict[int, float]) -> tuple[float, ...]:
-    """Only neighbouring steps count: a step that was not recorded lies between the others."""
-    return tuple(of_step[step + 1] - of_step[step] for step in sorted(of_step) if step + 1 in of_step)

@@ -13,8 +13,8 @@ from compiler import compile_run
 from plan.run import Run, load
 from program.errors import InputError, NotYetForecast
 from program.proofs import prove
-from program.proofs.expanded import prove_expanded
 from tests.draws import KEYS, LATER, SHAPE, VALUES, draw, values
+from tests.program.plain_proof import prove_expanded
 from tests.soak import soaking
 from tests.windtunnel.run_folders import profile_file
 from windtunnel import api

@@ -15,10 +15,10 @@ from compiler import compiler
 from compiler.repeat import repeated
 from compiler.schedules import orders, place_transfers
 from program import Call, Repeated, StepProgram, block_uses, columns, repetitions, with_repetitions, written_out
-from program.edit import drop_call, with_block
 from program.hashing import program_hash
 from program.proofs import ProofError, prove
 from simulator.memory import simulate_memory
+from tests.program.edit import drop_call, with_block
 from tests.simulator.runs import small
 from tests.simulator.test_steady import PLANS
 

@@ -14,8 +14,8 @@ from plan.run import load
 from program import StepProgram
 from program.errors import InputError, NotYetForecast
 from program.proofs import prove
-from program.proofs.expanded import prove_expanded
 from program.text import schedule_csv
+from tests.program.plain_proof import prove_expanded
 from tests.simulator.runs import small
 
 FIRST, LAST = "0F0,0F1,0B0,0B1", "1F0,1B0,1F1,1B1"

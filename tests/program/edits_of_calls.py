@@ -3,7 +3,8 @@
 import random
 from dataclasses import replace
 
-from program import StepProgram, edit
+from program import StepProgram
+from tests.program import edit
 from tests.program.edit_places import PIPE, Edit, at, places, some
 
 

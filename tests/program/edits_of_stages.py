@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from program import StepProgram, edit
+from program import StepProgram
+from tests.program import edit
 from tests.program.edit_places import Edit
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from program import Instruction, StepProgram, edit
+from program import Instruction, StepProgram
 from program.hashing import program_hash
+from tests.program import edit
 from tests.program.edit_places import PIPE, Edit, Place, at, like, places, some
 from tests.program.edits_of_calls import (
     blocks,

@@ -4,7 +4,8 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from program import StepProgram, edit
+from program import StepProgram
+from tests.program import edit
 from tests.program.edit_places import Edit, at, places, some
 
 

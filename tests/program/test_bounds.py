@@ -37,7 +37,7 @@ def columns(path: Path) -> dict[str, Any]:
 
 
 BOMBED = """
-import resource, sys, numpy, program.timeline.schema
+import resource, sys, numpy, program.timeline.timeline_schema
 from program.errors import InputError
 from program.files import reading_up_to
 from program.timeline import load

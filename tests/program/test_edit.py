@@ -3,8 +3,8 @@
 import pytest
 
 from program import Instruction, StepProgram, expand
-from program.edit import drop, drop_call, drop_wait, find, move, move_call, swap
 from program.proofs import prove
+from tests.program.edit import drop, drop_call, drop_wait, find, move, move_call, swap
 from tests.program.handmade import tiny_program
 
 B = 4  # the backward block of stage 1: I, then W

@@ -5,8 +5,8 @@ import sys
 from dataclasses import replace
 
 from program import Execution, Group
-from program.edit import drop_wait, rebind, swap
 from program.hashing import program_hash
+from tests.program.edit import drop_wait, rebind, swap
 from tests.program.handmade import tiny_program
 
 AGAIN = "from tests.program.handmade import tiny_program; print(tiny_program().hash)"

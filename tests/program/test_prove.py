@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from program import Comm, StepProgram
-from program.edit import drop_wait, find, move_call, rebind, with_class, with_instruction
 from program.proofs import ProofError, prove, prove_complete, prove_order, prove_storage
-from program.proofs.expanded import prove_expanded
 from program.proofs.extents import prove_extents
+from tests.program.edit import drop_wait, find, move_call, rebind, with_class, with_instruction
 from tests.program.handmade import tiny_program
+from tests.program.plain_proof import prove_expanded
 
 # Calls of the hand-made program (see its docstring): stage 0 and stage 1.
 F0, S0, F1, S1, R0, B0, R1, B1, END = range(9)
@@ -328,16 +328,16 @@ def test_a_compiled_program_is_refused_when_a_collective_is_not_waited_for(
 def test_a_steady_state_is_stepped_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from compiler import compile_run
     from plan.run import load
-    from program.proofs import storage
+    from program.proofs import storage_proof
 
     taken = []
 
-    class Counted(storage.Step):
+    class Counted(storage_proof.Step):
         def take(self) -> None:
             taken.append(self.here)
             super().take()
 
-    monkeypatch.setattr(storage, "Step", Counted)
+    monkeypatch.setattr(storage_proof, "Step", Counted)
     plan = {"tensor_parallel": 8, "sequence_parallel": True, "pipeline_parallel": 8, "global_batch_size": 96}
     run = load({"model": {"preset": "gpt3-175b"}, "cluster": {"preset": "dgx-a100-80gb", "nodes": 8}, "plan": plan})
     program = compile_run(run)

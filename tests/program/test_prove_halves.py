@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from program import StepProgram
-from program.edit import drop_call, move_call, rebind
 from program.proofs import ProofError, prove
+from tests.program.edit import drop_call, move_call, rebind
 from tests.simulator.runs import small
 
 CLASS = 1  # the last of two stages parts its backwards

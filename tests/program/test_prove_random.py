@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from compiler import compile_run
 from plan.presets import merge
 from plan.run import load
-from program import StepProgram, edit
+from program import StepProgram
 from program.errors import InputError
 from program.proofs import ProofError, prove, prove_storage
-from program.proofs.expanded import prove_expanded
 from tests.conftest import TINY
+from tests.program import edit
+from tests.program.plain_proof import prove_expanded
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 

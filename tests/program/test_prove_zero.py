@@ -9,10 +9,10 @@ import pytest
 from compiler import compile_run
 from plan.run import load
 from program import Block, Instruction, StepProgram
-from program.edit import drop, find, with_instruction
 from program.proofs import ProofError, prove, prove_complete
-from program.proofs.expanded import prove_expanded
 from tests.conftest import TINY
+from tests.program.edit import drop, find, with_instruction
+from tests.program.plain_proof import prove_expanded
 
 Wanted = Callable[[Block, Instruction], bool]
 

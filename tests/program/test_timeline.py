@@ -20,7 +20,7 @@ from program.timeline import (
     save,
 )
 from program.timeline.chrome_trace import to_chrome
-from program.timeline.skew import periods_s, split
+from program.timeline.skew import split
 
 HEADER = Header(
     source="measured",
@@ -101,14 +101,6 @@ def test_a_folded_rank_speaks_for_the_members_it_stands_for() -> None:
     late = [row(0, 0.0, 2.0, group="dp"), row(4, 1.0, 2.0, group="dp")]
     wait_s, _ = split(Timeline.from_rows(header, late))
     assert wait_s.tolist() == [1.0, 0.0]
-
-
-def test_the_period_is_taken_between_neighbouring_recorded_steps() -> None:
-    def step(number: int, end_s: float) -> Row:
-        return row(0, end_s - 0.5, end_s, kind="STEP", group="", seq=-1, step=number)
-
-    timeline = Timeline.from_rows(HEADER, [step(5, 1.0), step(5, 1.25), step(6, 3.0), step(9, 9.0)])
-    assert periods_s(timeline) == {0: (1.75,)}
 
 
 def test_ranks_record_apart_and_are_merged() -> None:

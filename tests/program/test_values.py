@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from compiler import compile_run
-from program import Instruction, StepProgram, edit
+from program import Instruction, StepProgram
 from program.proofs import ProofError
-from program.proofs.grid import prove_grid
-from program.proofs.values import prove_values
+from program.proofs.rank_grid import prove_grid
+from program.proofs.values_calls import prove_values
+from tests.program import edit
 from tests.program.edit_places import at, places
 from tests.trainer.ranks import GPT, LLAMA, make_run
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from compiler import compile_run
 from plan.run import Run
 from program import StepProgram
-from program.edit import drop_wait, find, move, move_call, swap
+from tests.program.edit import drop_wait, find, move, move_call, swap
 from tests.trainer.ranks import make_executor
 
 Start = dict[str, tuple[float, float, float]]  # label -> issued, start, end

@@ -17,11 +17,11 @@ import yaml
 from compiler import compile_run
 from plan.run import Run, load
 from program import StepProgram, expand
-from program.edit import drop_wait, find
 from program.errors import InputError, UnsoundProgram
 from program.timeline import load as load_timeline
 from program.timeline import merge
 from tests.listening import descendants
+from tests.program.edit import drop_wait, find
 from tests.trainer.ranks import LLAMA, make_run
 from trainer.log import plain
 from trainer.status import read
@@ -204,7 +204,7 @@ def test_nothing_starts_when_the_program_is_not_sound(tmp_path: Path, monkeypatc
         block, local = find(program, 0, lambda _, i: i.stream == "compute" and bool(i.waits))[0]
         return drop_wait(program, 0, block, local)
 
-    monkeypatch.setattr("compiler.sound.compile_run", wrong)
+    monkeypatch.setattr("compiler.compile_checked.compile_run", wrong)
     with pytest.raises(UnsoundProgram, match="race proof failed"):
         launch(make_run(LLAMA, {"data_parallel": 2, "zero_stage": 1}), tmp_path)
     assert not (tmp_path / "run.yaml").exists()

@@ -14,7 +14,7 @@ from plan.implementations import IMPLEMENTATIONS
 from plan.implementations import rewrites as tables
 from plan.run import Run
 from program.lines import Apply, Lines, Unit, apply
-from program.rewrites import Names, Rewrite, rewritten
+from program.rewriting import Names, Rewrite, rewritten
 from tests.compiler.test_units import units_of
 from tests.trainer.lines import VARIANTS, Lined, declared, filled, make_run
 from tests.trainer.ranks import GPT

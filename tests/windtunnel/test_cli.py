@@ -13,8 +13,8 @@ import typer
 from compiler import compile_run
 from plan.run import Run
 from program import StepProgram
-from program.edit import drop_wait, find
 from program.errors import InputError
+from tests.program.edit import drop_wait, find
 from tests.windtunnel.conftest import Called
 from tests.windtunnel.run_folders import profile_file
 from windtunnel import __main__, cli, demo
@@ -113,7 +113,7 @@ def test_a_program_that_no_proof_accepts_is_a_fault_of_ours(
         block, local = find(program, 0, lambda _, i: i.stream == "compute" and bool(i.waits))[0]
         return drop_wait(program, 0, block, local)
 
-    monkeypatch.setattr("compiler.sound.compile_run", wrong)
+    monkeypatch.setattr("compiler.compile_checked.compile_run", wrong)
     called = wt("forecast", run_file(), "--profile", profile_file(run_file().parent / "profile.yaml"))
     assert called.code == EXIT_FAULT
     assert called.err.startswith("error: a fault of Windtunnel itself, UnsoundProgram: the rules accept this plan, but")

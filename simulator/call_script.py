@@ -111,11 +111,11 @@ class Growing(Script):
 
 class Repeating:
     """Finds in each period how many repetitions are simulated: `times`, None until it is known. `total` are those of
-    the step, `least` are simulated in any case; `reach` is how many repetitions away a node looks. `settled(period,
+    the step, `least` are simulated in any case; `rows` is how many in a row must come again. `settled(period,
     times, every)` looks at all nodes, where those that end compute come again."""
 
     def __init__(self, ranks: int, periods: int, total: int, least: int) -> None:
-        self.total, self.reach = total, 0
+        self.total, self.rows = total, 1
         self.settled: Callable[[int, int, int], bool] = lambda period, many, every: True
         self._least = [least] * periods
         self.times: list[int | None] = [None] * periods
@@ -150,11 +150,11 @@ class Repeating:
             self._least[period] = many + 1 + many // 8
 
     def _every(self, ends: list[list[int]]) -> int | None:
-        """After how many repetitions the ends of all ranks come again, over more than twice the reach."""
-        first, many, looked = ends[0], len(ends[0]), 2 * self.reach + 1
-        for every in range(1, (many - looked) // 2 + 1):
+        """After how many repetitions the last ends of all ranks come again."""
+        first, many = ends[0], len(ends[0])
+        for every in range(1, many - self.rows + 1):
             shift = first[-1] - first[-1 - every]
-            rows = range(many - looked - every, many)
-            if all(of_rank[row] - of_rank[row - every] == shift for of_rank in ends for row in reversed(rows)):
+            rows = range(many - 1, many - 1 - self.rows, -1)
+            if all(of_rank[row] - of_rank[row - every] == shift for of_rank in ends for row in rows):
                 return every
         return None

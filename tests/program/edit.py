@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from program.hashing import program_hash
 from program.instruction import Instruction
-from program.step import Block, Call, RankProgram, StepProgram
+from program.step_program import Block, Call, RankProgram, StepProgram
 
 UNBOUND = (-1, -1)
 

@@ -14,7 +14,7 @@ from program.errors import UnsoundProgram
 from program.proofs import ProofError, prove
 
 
-def compile_proved(run: Run) -> StepProgram:
+def compile_checked(run: Run) -> StepProgram:
     """The step program of a run. Raises UnsoundProgram, naming the instructions, when a proof fails."""
     program = compile_run(run)
     try:

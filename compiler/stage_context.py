@@ -6,8 +6,8 @@ from compiler.chunk import StageNames
 from compiler.edges import Edges
 from compiler.parameters import Parameters, lay_out, unit_params
 from compiler.recompute import UnitPlan, share_saved, unit_plan
-from compiler.rings import Rings
 from compiler.shards import Shards
+from compiler.slot_allocator import SlotAllocator
 from compiler.units import HEAD, TABLE, AdamNumbers, UnitShape, embedding, head, layer
 from plan.implementations import engine
 from plan.model import Model
@@ -25,7 +25,7 @@ def _halved(chunk: list[UnitPlan]) -> bool:
     return len({part.phase == "W" for part in computed}) == 2
 
 
-class Held:
+class StageContext:
     """One stage of `model` under `plan`. `batched`: transfers are paired, and share one stream for each neighbour."""
 
     def __init__(
@@ -42,13 +42,13 @@ class Held:
         self.model, self.plan, self.optimizer, self.e = model, plan, optimizer, e
         self.units, self.stage, self.batched, self.slots = units, stage, batched, slots
         self._last = {slot.chunk: i for i, slot in enumerate(slots) if slot.phase in ("B", "W")}
-        self.rings = Rings()
-        self.edges = Edges(e, plan, self.rings)
+        self.allocator = SlotAllocator()
+        self.edges = Edges(e, plan, self.allocator)
         self.here = {u for chunk in units for u in chunk}
         self.chunks = [[self._unit_plan(u, i) for i, u in enumerate(chunk)] for chunk in units]
         self.halved = [_halved(chunk) for chunk in self.chunks]
         self.parameters = self._parameters()
-        self.shards = Shards(plan, self.parameters, self.rings, self.chunks)
+        self.shards = Shards(plan, self.parameters, self.allocator, self.chunks)
         self.scalars = len(self.parameters.buffers)  # loss, then stats
         fixed = (*self.parameters.buffers, *self._numbers())
         self.fixed = (*fixed, *self._tables())
@@ -143,7 +143,7 @@ class Held:
 
     def buffers(self) -> tuple[Buffer, ...]:
         """Rank-wide buffers: flats and views, loss and stats, constant tables, fixed slots."""
-        return (*self.fixed, *self.rings.buffers())
+        return (*self.fixed, *self.allocator.buffers())
 
     def _numbers(self) -> tuple[Buffer, ...]:
         """The running loss, the statistics of a step, and these on the host where it steps."""

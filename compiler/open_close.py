@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.builder import BlockBuilder
+from compiler.block_builder import BlockBuilder
 from compiler.offload import HostSteps
 from compiler.parameters import Parameters
 from compiler.units import AdamNumbers

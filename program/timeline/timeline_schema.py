@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from program.errors import InputError
 from program.files import refuse_unreadable
 from program.nearest import did_you_mean, kind_of, shown
-from program.timeline.rows import COLUMNS, DTYPES, TIMES, WORDS, Clock, Header
+from program.timeline.instruction_rows import COLUMNS, DTYPES, TIMES, WORDS, Clock, Header
 
 LONGEST_S = 4e9  # of any time, from zero: 127 years, and still whole nanoseconds in 64 bits
 Seconds = Annotated[float, Field(ge=-LONGEST_S, le=LONGEST_S, allow_inf_nan=False)]

@@ -18,7 +18,7 @@ from program import STREAMS, Block, Comm, Instruction, StepProgram
 from program.proofs.error import ProofError, name
 from program.proofs.values_block import Reader
 from program.proofs.values_books import Key, Wrong
-from program.proofs.values_sheet import Event, Held, Misheld, Part, Sheet
+from program.proofs.values_sheet import Event, HeldValue, Misheld, Part, Sheet
 from program.proofs.values_step import Books
 
 Owner = tuple[int, int]  # call, local buffer
@@ -28,7 +28,7 @@ Owner = tuple[int, int]  # call, local buffer
 class Message:
     """Something sent or received: what it is, of which micro-batch (None: not known yet), and where in the program."""
 
-    held: Held
+    held: HeldValue
     micro: int | None
     call: int
     local: int
@@ -91,7 +91,7 @@ class _Class:
         self.sheets = self._sheets()
         self.books = Books(program, self.stage, self._expected())
         self.state: dict[Owner, Message] = {}
-        self.outs: list[list[Owner | None]] = []
+        self.owners: list[list[Owner | None]] = []  # of every call's in-ports
         self.transfers = Transfers()
 
     def prove(self) -> Transfers:
@@ -149,7 +149,7 @@ class _Class:
         block, sheet, state = self.stage.blocks[call.block], self.sheets[call.block], self.state
         if any(bound >= index for bound, _ in call.bindings):
             raise self._error("an in-port is bound to a call that is issued later", index, 0)
-        owners = [None if bound < 0 else self.outs[bound][out] for bound, out in call.bindings]
+        owners = [None if bound < 0 else self._owner(bound, out) for bound, out in call.bindings]
         for port, wanted, local in sheet.asked:
             found = state.get(owners[port])  # type: ignore[arg-type]
             if found is None or found.micro != call.micro or found.held != wanted:
@@ -167,11 +167,17 @@ class _Class:
                 self._happen(event, index, call.micro)
             except Wrong as wrong:
                 raise self._error(f"{block.name}: {wrong}", index, event.local) from None
-        self.outs.append(
-            [None if ref is None else owners[ports[ref]] if ref in ports else (index, ref) for ref in sheet.outs]
-        )
+        self.owners.append(owners)
 
-    def _holds(self, found: Message | None, wanted: Held, micro: int) -> str | None:
+    def _owner(self, call: int, out: int) -> Owner | None:
+        """Whose buffer an out-port of a call hands on; None where it hands on none."""
+        sheet = self.sheets[self.stage.calls[call].block]
+        ref = sheet.outs[out]
+        if ref in sheet.ports:
+            return self.owners[call][sheet.ports[ref]]
+        return None if ref is None else (call, ref)
+
+    def _holds(self, found: Message | None, wanted: HeldValue, micro: int) -> str | None:
         if found is None:
             return f"{wanted} is asked for; nothing is there"
         if found.held != wanted:

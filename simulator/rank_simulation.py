@@ -1,7 +1,7 @@
 """One simulated rank: a host that issues the calls of its script in order, and streams on which instructions run.
 
 On a CUDA device the host runs ahead until a host synchronisation, or to the end of what its script has written down
-(`simulator.script`). On a CPU device (`synchronous`) compute occupies the host and issuing takes a core.
+(`simulator.call_script`). On a CPU device (`synchronous`) compute occupies the host and issuing takes a core.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from program import STREAMS, RankProgram
 from program.text import label_of
 from simulator.breakdown import CLASSES, HOST, Trail
+from simulator.call_script import NotRepeating, Script
 from simulator.coarsen import Segment
 from simulator.costs import COMPUTE_STREAM, Row
 from simulator.nodes import Channel, InStepCheck, Op, Source
-from simulator.script import NotRepeating, Script
 from simulator.segments import Merged
 from simulator.sharing import HOST as HOST_STREAM
 from simulator.sharing import Activity, Device, Site, Window, millicores

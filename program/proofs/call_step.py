@@ -1,4 +1,4 @@
-"""One call of the storage proof: reads the state of the subject, proves the call's accesses, writes the state
+"""One call of the storage proof: reads the state of the under_proof, proves the call's accesses, writes the state
 behind it.
 """
 
@@ -9,37 +9,37 @@ from collections.abc import Sequence
 from program.proofs.blocks import bits
 from program.proofs.error import Proof, ProofError
 from program.proofs.places import Place, place_text
+from program.proofs.stage_under_proof import StageUnderProof
 from program.proofs.state import Last, Owner, Point
-from program.proofs.subject import Subject
 from program.proofs.uses import COMPUTE, NOTHING, Broken, Clock, Order, Use, summarise
 
 EMPTY = Last(None, ())
 
 
 class Step:
-    """Use once: `Step(subject).take()`."""
+    """Use once: `Step(under_proof).take()`."""
 
-    def __init__(self, subject: Subject) -> None:
-        self.subject, self.state = subject, subject.state
-        self.here = subject.call
-        self.placed = subject.program.calls[self.here]
-        self.shape = subject.shapes[self.placed.block]
+    def __init__(self, under_proof: StageUnderProof) -> None:
+        self.under_proof, self.state = under_proof, under_proof.state
+        self.here = under_proof.call
+        self.placed = under_proof.program.calls[self.here]
+        self.shape = under_proof.shapes[self.placed.block]
         self.order = self.shape.order
         self.base = self.state.counts
         self._known: dict[tuple[int, int], Clock] = {}
 
     def take(self) -> None:
         """Prove the call and bring the state behind it."""
-        sheet = self.subject.ports.sheets[self.here]
+        sheet = self.under_proof.ports.sheets[self.here]
         if sheet.simple:
-            back = self.subject.ports.text.back(self.here)
+            back = self.under_proof.ports.sequence.back(self.here)
             for which, needed, freed in sheet.simple:
                 self._spend(self.here - (back[which] or 0), needed, freed)
         places: dict[Place, list[Use]] = {}
         if sheet.careful:
             self._careful(sheet.careful, places)
         self._places(places)
-        self._atoms()
+        self._regions()
         self._advance()
 
     # --- order
@@ -92,12 +92,12 @@ class Step:
         for port, use in ports:
             bound, out = self.placed.bindings[port]
             if bound < 0:
-                block = self.subject.program.blocks[self.placed.block]
+                block = self.under_proof.program.blocks[self.placed.block]
                 reason = (
                     f"in-port {block.ports_in[port].name} of {block.name} is bound to nothing, but its buffer is used"
                 )
                 raise self._refuse("memory", reason, (use.accesses[0].local,))
-            call, (kind, ref, found) = self.subject.ports.source(bound, out)
+            call, (kind, ref, found) = self.under_proof.ports.source(bound, out)
             if kind == "own":
                 by_owner.setdefault((call, ref), []).append(use)
             else:
@@ -114,7 +114,7 @@ class Step:
             )
         for place in found:
             if kind == "slot":
-                place = self.subject.slots[self.subject.program.calls[call].block][place]  # type: ignore[index]
+                place = self.under_proof.slots[self.under_proof.program.calls[call].block][place]  # type: ignore[index]
                 if place not in self.state.places or self.state.places[place].tenant != (call, ref):
                     reason = f"{place_text(place)} is read after another tenant has taken it"
                     raise self._refuse("race", reason, (_first(use),))
@@ -126,7 +126,7 @@ class Step:
         use = uses[0] if len(uses) == 1 else self._merge_freed(owner, uses)
         if ref not in self.state.alive.get(call, ()):
             raise self._dead(owner)
-        if (self.subject.program.calls[call].block, ref) in self.subject.ports.shared:
+        if (self.under_proof.program.calls[call].block, ref) in self.under_proof.ports.shared:
             self._hold(self.state.buffers[owner], use, owner, owned=True)
             if use.free >= 0:
                 del self.state.buffers[owner]
@@ -149,28 +149,28 @@ class Step:
         except Broken as broken:
             raise self._refuse(broken.proof, broken.reason, broken.locals) from None
 
-    # --- slots and rank-wide atoms
+    # --- slots and rank-wide regions
 
     def _places(self, places: dict[Place, list[Use]]) -> None:
-        names = self.subject.slots[self.placed.block]
+        names = self.under_proof.slots[self.placed.block]
         for place, use in self.shape.place_uses:
             places.setdefault(names[place] if isinstance(place, int) else place, []).append(use)
         for place, uses in places.items():
-            atom = isinstance(place, tuple)
-            if atom and place in self.shape.atom_uses:
-                uses.append(self.shape.atom_uses[place])
-            use = uses[0] if len(uses) == 1 else self._merge(uses, place_text(place), tenanted=not atom)
-            last = self._told(place) if atom else self.state.places.get(place, EMPTY)
+            region = isinstance(place, tuple)
+            if region and place in self.shape.region_uses:
+                uses.append(self.shape.region_uses[place])
+            use = uses[0] if len(uses) == 1 else self._merge(uses, place_text(place), tenanted=not region)
+            last = self._told(place) if region else self.state.places.get(place, EMPTY)
             self._hold(last, use, place)
             self.state.places[place] = self._next(last, use)
-            if atom:
+            if region:
                 self.state.hot |= {place}
 
-    def _atoms(self) -> None:
-        """Atoms that compute alone touches here: those that another stream touched lately one by one, the rest by
+    def _regions(self) -> None:
+        """Regions that compute alone touches here: those that another stream touched lately one by one, the rest by
         noting.
         """
-        uses = self.shape.atom_uses
+        uses = self.shape.region_uses
         if not uses:
             return
         for place in self.state.hot:
@@ -184,16 +184,16 @@ class Step:
             if all(self.after(point, first) for point in strangers):
                 self.state.hot -= {place}
             self.state.places[place] = self._next(last, use)
-        self.state.touched[self.subject.shape_of[self.placed.block]] = (self.here, self.base[COMPUTE])
+        self.state.touched[self.under_proof.shape_of[self.placed.block]] = (self.here, self.base[COMPUTE])
 
     def _told(self, place: Place) -> Last:
-        """The last accesses of an atom, what compute did to it unnoticed included."""
+        """The last accesses of an region, what compute did to it unnoticed included."""
         last = self.state.places.get(place, EMPTY)
         news = []
         for number, (call, count) in self.state.touched.items():
-            shape = self.subject.shape_by_number[number]
-            if call > last.told and place in shape.atom_uses:
-                news.append((call, count, shape, shape.atom_uses[place]))
+            shape = self.under_proof.shape_by_number[number]
+            if call > last.told and place in shape.region_uses:
+                news.append((call, count, shape, shape.region_uses[place]))
         for call, count, shape, use in sorted(news, key=lambda item: item[0]):
             base = [count if stream == COMPUTE else 0 for stream in range(len(NOTHING))]
             last = follow(last, use, shape.order, base, call)
@@ -223,9 +223,9 @@ class Step:
     def _advance(self) -> None:
         state, shape, block = self.state, self.shape, self.placed.block
         ends = {local: self.ended(local) for _, local in shape.tails}
-        wanted = self.subject.ports.wanted[block]
+        wanted = self.under_proof.ports.wanted[block]
         if wanted:
-            outs = self.subject.program.blocks[block].ports_out
+            outs = self.under_proof.program.blocks[block].ports_out
             doors = {}
             for out in wanted:
                 local = outs[out].instruction
@@ -238,7 +238,7 @@ class Step:
         if shape.left:
             state.alive[self.here] = shape.left
             for ref in shape.left:
-                if (block, ref) in self.subject.ports.shared:
+                if (block, ref) in self.under_proof.ports.shared:
                     state.buffers[self.here, ref] = self._next(EMPTY, shape.exports[ref])
         for stream, local in shape.tails:
             state.tails[stream] = ends[local]
@@ -247,7 +247,7 @@ class Step:
     # --- refusing
 
     def _what(self, owner: Owner) -> str:
-        block = self.subject.program.blocks[self.subject.program.calls[owner[0]].block]
+        block = self.under_proof.program.blocks[self.under_proof.program.calls[owner[0]].block]
         return f"buffer {owner[1]} ({block.buffers[owner[1]].what}) of {block.name}"
 
     def _dead(self, owner: Owner) -> ProofError:
@@ -255,18 +255,20 @@ class Step:
         for port, use in self.shape.port_uses:
             bound, out = self.placed.bindings[port]
             if bound >= 0:
-                call, (kind, ref, _) = self.subject.ports.source(bound, out)
+                call, (kind, ref, _) = self.under_proof.ports.source(bound, out)
                 if kind == "own" and (call, ref) == owner and _first(use) >= 0:
                     return self._refuse("memory", f"{self._what(owner)} is used after it was freed", (_first(use),))
         return self._refuse("memory", f"{self._what(owner)} is used after it was freed", (0,))
 
     def _refuse(self, proof: Proof, reason: str, locals_: tuple[int, ...]) -> ProofError:
-        return self.subject.error(proof, reason, [self.subject.name(local) for local in locals_])
+        return self.under_proof.error(proof, reason, [self.under_proof.name(local) for local in locals_])
 
     def _against(self, point: Point, local: int, storage: Place, owned: bool, reason: str) -> ProofError:
         what = self._what(storage) if owned and isinstance(storage, tuple) else place_text(storage)
         proof: Proof = "memory" if "freed" in reason else "race"
-        return self.subject.error(proof, f"{what} is {reason}", [self.subject.at(point), self.subject.name(local)])
+        return self.under_proof.error(
+            proof, f"{what} is {reason}", [self.under_proof.at(point), self.under_proof.name(local)]
+        )
 
 
 def follow(last: Last, use: Use, order: Order, base: Sequence[int], call: int) -> Last:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from program.buffers import Bucket, Buffer, Param
 from program.instruction import Instruction
 from program.kinds import OFF_DEVICE, Role
-from program.storage import Bucket, Buffer, Param
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,9 @@ class Sharded:
                 afresh = {_stretch(block, ref) for ref in made_afresh(i) if ref >= 0}
                 for param, stretch in self._touched(block, i.writes, "g:"):
                     if stretch in afresh:
-                        done.cleared.setdefault(stretch[0], local)  # which stretches of it: `program.proofs.values`
+                        done.cleared.setdefault(
+                            stretch[0], local
+                        )  # which stretches of it: `program.proofs.values_calls`
                     self._must_be_clear(number, done, local, param, stretch)
             else:
                 self._note(block, done, local, i)

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from compiler.builder import BlockBuilder
+from compiler.block_builder import BlockBuilder
+from compiler.open_close import state_dtype
 from compiler.shards import GRADIENTS, REDUCED, STAGED, WEIGHTS, BlockShards, Shards
-from compiler.step import state_dtype
 from compiler.units import step as around
 from plan.implementations import engine
 from program import Bucket, Buffer, Phase, Stream, rank_wide

@@ -13,7 +13,7 @@ from program.proofs.ports import Ports
 from program.proofs.state import Point, State
 
 
-class Subject:
+class StageUnderProof:
     """`shapes[b]`, `shape_of[b]` and `slots[b]` are the shape, its number and the slots of `program.blocks[b]`; `state`
     is what calls before `call` left behind.
     """

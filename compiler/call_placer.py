@@ -9,11 +9,12 @@ transfer after another, each blocking, in the order of its `TrainSchedule`.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field
 
+from compiler.open_close import Ports
 from compiler.schedules import Placement
 from compiler.stage import StageBlocks
-from compiler.step import Ports
 from plan.implementations import engine
 from plan.pipeline import Slot
 from program import Call, Stream
@@ -22,7 +23,7 @@ _UNBOUND = (-1, -1)
 
 
 @dataclass(slots=True)
-class _Ring:
+class _ReceiveSlots:
     """Fixed receive slots of one (direction, chunk): which are free, oldest first."""
 
     made: int = 0
@@ -44,8 +45,8 @@ class CallPlacer:
     def __init__(self, blocks: StageBlocks, placement: Placement) -> None:
         self.b, self.placement = blocks, placement
         self.calls: list[Call] = []
-        self._base = 0
-        self._rings: dict[tuple[bool, int], _Ring] = {}
+        self._base = self._placed = 0  # instructions and slots so far
+        self._receive_slots: dict[tuple[bool, int], _ReceiveSlots] = {}
         self._arrived: dict[Slot, tuple[tuple[int, int], int]] = {}  # consumer -> (call and out-port, ring slot)
         self._sent: dict[tuple[bool, int], list[tuple[int, int]]] = {}  # sends whose payload nobody has freed yet
         self._done: dict[Slot, int] = {}
@@ -54,7 +55,7 @@ class CallPlacer:
         self._fresh = {
             (s.crossing.phase, s.chunk) for s in placement.slots
         }  # passes whose weights nobody has waited for yet
-        self._closing = blocks.held.closing(placement.slots)
+        self._closing = blocks.context.closing(placement.slots)
         self._weights: Ports = {}
         self._latest: int | None = None  # the last compute call
         self._microbatches = sum(slot.phase == "F" and slot.chunk == 0 for slot in placement.slots)
@@ -63,8 +64,8 @@ class CallPlacer:
         """Place a block. `bound` says what stands behind its in-ports; ports called after the forward block's are that
         call's."""
         ports = self.b.in_ports[block]
-        bindings = tuple((forward, k) if k >= 0 else bound.get(name, _UNBOUND) for name, k in ports)
-        self.calls.append(Call(block, micro, self._base, bindings))
+        bindings = [(forward, k) if k >= 0 else bound.get(name, _UNBOUND) for name, k in ports]
+        self.calls.append(Call(block, micro, self._base, tuple(bindings)))
         self._base += len(self.b.blocks[block].instructions)
         return len(self.calls) - 1
 
@@ -83,8 +84,8 @@ class CallPlacer:
 
     def compute(self, slot: Slot) -> None:
         """A forward or backward call, or one of a half of a backward."""
-        held, chunk, crossing = self.b.held, slot.chunk, slot.crossing
-        if not held.phase(slot):
+        context, chunk, crossing = self.b.context, slot.chunk, slot.crossing
+        if not context.phase(slot):
             return
         forward = Slot("F", slot.micro, chunk)
         ports: Ports = {} if self._latest is None else {"previous": self._port(self._latest, "tail")}
@@ -97,7 +98,7 @@ class CallPlacer:
             self._done[slot] = self._latest = call = self._call(self.b.index[f"F{chunk}"], slot.micro, ports)
         else:
             closes = self._closing.get(slot, "")
-            block = self.b.index[held.form(slot, closes)]
+            block = self.b.index[context.form(slot, closes)]
             self._done[crossing] = self._latest = call = self._call(block, slot.micro, ports, self._done[forward])
             if closes:
                 self._reduced |= self._ports(call, "bucket.")
@@ -122,13 +123,13 @@ class CallPlacer:
     def _release(self, consumer: Slot, call: int, token: str) -> None:
         """A call has finished with the slot in which a consumer's input (or gradient) arrived, if it arrived."""
         if consumer in self._arrived and token in self.b.out_ports[self.calls[call].block]:
-            ring = self._rings[consumer.phase == "B", consumer.chunk]
+            ring = self._receive_slots[consumer.phase == "B", consumer.chunk]
             ring.free.append((self._arrived[consumer][1], self._port(call, token)))
 
     def receive(self, consumer: Slot) -> None:
         """Post the receive of a slot's input."""
         backward = consumer.phase == "B"
-        number, free = self._rings.setdefault((backward, consumer.chunk), _Ring()).claim()
+        number, free = self._receive_slots.setdefault((backward, consumer.chunk), _ReceiveSlots()).claim()
         call = self._call(self.b.receive(backward, consumer.chunk, number), consumer.micro, {"free": free})
         self._arrived[consumer] = (self._port(call, "received"), number)
 
@@ -137,13 +138,13 @@ class CallPlacer:
         backward = producer.phase == "B"
         payload = self._port(self._done[producer], "out")
         call = self._call(self.b.send(backward, producer.chunk), producer.micro, {"payload": payload})
-        if backward or not self.b.held.edges.kept:
+        if backward or not self.b.context.edges.kept:
             self._sent.setdefault((backward, producer.chunk), []).append(self._port(call, "sent"))
 
     def exchange(self, producer: Slot, consumer: Slot) -> None:
         """Send a slot's result and receive the opposite from the same neighbour, in one batch."""
         backward = producer.phase == "B"
-        number, free = self._rings.setdefault((consumer.phase == "B", 0), _Ring()).claim()
+        number, free = self._receive_slots.setdefault((consumer.phase == "B", 0), _ReceiveSlots()).claim()
         bound = {"free": free, "payload": self._port(self._done[producer], "out")}
         call = self._call(self.b.exchange(backward, number), producer.micro, bound)
         self._sent.setdefault((backward, 0), []).append(self._port(call, "sent"))
@@ -151,18 +152,23 @@ class CallPlacer:
 
     def _separate(self) -> None:
         """Transfers in the one global order, each its own call."""
-        for position, slot in enumerate(self.placement.slots):
-            for transfer in self.placement.receives[position]:
-                self.receive(Slot("B" if transfer.backward else "F", transfer.micro, transfer.target_chunk))
-            self.compute(slot)
-            for _ in self.placement.sends[position]:
-                self.send(slot.crossing)
+        for position in range(self._placed, len(self.placement.slots)):
+            self._slot(position)
+
+    def _slot(self, position: int) -> None:
+        """A slot with its transfers."""
+        slot = self.placement.slots[position]
+        for transfer in self.placement.receives[position]:
+            self.receive(Slot("B" if transfer.backward else "F", transfer.micro, transfer.target_chunk))
+        self.compute(slot)
+        for _ in self.placement.sends[position]:
+            self.send(slot.crossing)
 
     def _batched(self) -> None:
         """Megatron-LM's non-interleaved loop: warm-up, one forward and one backward with paired transfers, drain."""
         slots = self.placement.slots
-        first, last = self.b.held.first(0), self.b.held.last(0)
-        steady = self.b.held.plan.pipeline_parallel - 1 - self.b.held.stage < self._microbatches
+        first, last = self.b.context.first(0), self.b.context.last(0)
+        steady = self.b.context.plan.pipeline_parallel - 1 - self.b.context.stage < self._microbatches
         for i, slot in enumerate(slots):
             after = slots[i + 1] if i + 1 < len(slots) else slot
             backward = slot.phase == "B"
@@ -186,8 +192,8 @@ class CallPlacer:
         forward before, then receives its gradient. So at every tick stages exchange in pairs, and nobody waits for a
         third.
         """
-        p, stage, m = self.b.held.plan.pipeline_parallel, self.b.held.stage, self._microbatches
-        first, last = self.b.held.first(0), self.b.held.last(0)
+        p, stage, m = self.b.context.plan.pipeline_parallel, self.b.context.stage, self._microbatches
+        first, last = self.b.context.first(0), self.b.context.last(0)
         for tick in range(2 * (m + p - 1) + 1):
             forward = (tick - stage) % 2 == 0
             micro = (tick - stage) // 2 if forward else (tick + 1 + stage) // 2 - p
@@ -205,11 +211,28 @@ class CallPlacer:
             if due:
                 self.compute(now)
 
+    def shared(self, other: Placement) -> CallPlacer:
+        """A placer of `other` that stands where its step parts from this one's; this one has come there too."""
+        twin = CallPlacer(self.b, other)
+        self._open()
+        if engine(self.b.context.plan).transfers == "separate":
+            ends = self._closing.keys() | twin._closing.keys()
+            while self.placement.alike(other, self._placed) and self.placement.slots[self._placed] not in ends:
+                self._slot(self._placed)
+                self._placed += 1
+        for name in ("calls", "_arrived", "_done", "_reduced", "_shards", "_fresh", "_weights"):
+            setattr(twin, name, copy(getattr(self, name)))
+        twin._base, twin._latest, twin._placed = self._base, self._latest, self._placed
+        twin._receive_slots = {key: _ReceiveSlots(ring.made, [*ring.free]) for key, ring in self._receive_slots.items()}
+        twin._sent = {key: [*queue] for key, queue in self._sent.items()}
+        return twin
+
     def place(self) -> None:
         """All calls but the one that closes the step."""
-        self._open()
+        if not self.calls:
+            self._open()
         drivers = {"blocking": self._blocking, "batched": self._batched, "separate": self._separate}
-        drivers[engine(self.b.held.plan).transfers]()
+        drivers[engine(self.b.context.plan).transfers]()
 
     def close(self, block: int | None = None) -> tuple[list[str], list[Stream]]:
         """Place the block that closes the step, a given one or a new one. Returns what was left for it: gradients to

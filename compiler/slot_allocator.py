@@ -9,7 +9,7 @@ from program.lines import Tensor
 
 
 @dataclass(slots=True)
-class Rings:
+class SlotAllocator:
     """Fixed slots of a stage and the largest tenant of each; successive tenants of a family alternate between two."""
 
     sizes: dict[str, Tensor] = field(default_factory=dict)
