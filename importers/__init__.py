@@ -20,14 +20,16 @@ Scripts are evaluated (`importers.shell`), never executed.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from importers import deepspeed, megatron, neox, torchtitan, torchtitan_script
 from importers.deepspeed_optimizer import Semantics
 from importers.detection import Format, classify, detect
-from importers.overrides import DEEPSPEED, TORCHTITAN, flat, laid
+from importers.overrides import flat
 from importers.shell import Script, read_script
+from importers.table import nested
 from importers.world import Request, World, agree, cluster_section
 from plan import huggingface, presets
 from plan.ledger import Assumption, Ledger
@@ -140,8 +142,17 @@ def _run(content: Mapping[str, Any], request: Request, ledger: Ledger) -> dict[s
 def _deepspeed(content: Mapping[str, Any], request: Request, ledger: Ledger) -> dict[str, Any]:
     cluster, world = _sized(request, ledger)
     where, precision = _where(request, world), _precision(request, cluster)
-    setting = deepspeed.Setting(ranks=world.size, where=where, semantics=request.semantics, precision=precision)
-    run = deepspeed.translate(laid(content, request.asked, DEEPSPEED), setting, ledger)
+    degrees = request.of("plan", ("tensor_parallel", "pipeline_parallel", "context_parallel"))
+    share = prod(degree for degree in degrees.values() if isinstance(degree, int))
+    setting = deepspeed.Setting(
+        ranks=world.size // share if world.size and share and world.size % share == 0 else None,
+        where=where,
+        semantics=request.semantics,
+        precision=precision,
+        asked=request.asked,
+        hidden=_hidden(request),
+    )
+    run = deepspeed.translate(content, setting, ledger)
     if run["plan"]["zero_stage"] <= 1:
         run["plan"]["attention"] = "flash"
         ledger.warn(
@@ -170,6 +181,16 @@ def _fused_dropout(run: dict[str, Any], request: Request, ledger: Ledger) -> Non
         run["model"] = {**model, "attention_dropout": 0.0}
 
 
+def _hidden(request: Request) -> int | None:
+    """The hidden size of the model that the command line names."""
+    quiet = Ledger()
+    model = {} if request.model is None else megatron.model_of(request.model, quiet)
+    name = str(model.get("preset"))
+    known = presets.preset("models", name) if name in presets.names("models") else {}
+    found = request.asked.get("model.hidden", model.get("hidden", known.get("hidden")))
+    return found if isinstance(found, int) else None
+
+
 def _precision(request: Request, cluster: Mapping[str, Any]) -> str:
     """What a trainer fills in where the JSON says nothing: the type that a config.json names, else bf16."""
     named: object = None
@@ -184,12 +205,12 @@ def _torchtitan(
     content: Mapping[str, Any], request: Request, ledger: Ledger, stated: World | None = None
 ) -> dict[str, Any]:
     cluster, world = cluster_section(stated or World(), request, {}, ledger)
-    run = torchtitan.translate(laid(content, request.asked, TORCHTITAN), ledger, world.size)
+    run = torchtitan.translate(content, ledger, world.size, request.asked)
     if request.model is not None:
         length = run["model"].get("seq_length")
         run["model"] = megatron.model_of(request.model, ledger) | ({"seq_length": length} if length else {})
     elif not run["model"]:
-        ledger.problem(torchtitan.unknown_model(torchtitan.flatten(content)))
+        ledger.problem(torchtitan.unknown_model(nested(content)))
     return run | ({"cluster": cluster} if cluster else {})
 
 

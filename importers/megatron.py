@@ -20,7 +20,6 @@ from importers.megatron_deepspeed import lay_deepspeed
 from importers.megatron_model import model_section
 from importers.megatron_plan import plan_section
 from importers.megatron_training import training_sections
-from importers.overrides import MEGATRON
 from importers.shell.script import Script
 from importers.world import Request, World, agree, cluster_section
 from plan import presets
@@ -57,8 +56,7 @@ def translate(script: Script, request: Request, ledger: Ledger) -> dict[str, Any
     if launch is None:
         return said
     _program(launch, ledger)
-    arguments = Arguments.parse(launch.flags, script.expander, ledger)
-    arguments.override({MEGATRON[key]: value for key, value in request.asked.items() if key in MEGATRON})
+    arguments = Arguments.parse(launch.flags, script.expander, ledger, request.asked)
     cluster, world = _cluster(script, launch, said, request, ledger)
     model = _model(arguments, request, ledger)
     plan = plan_section(arguments, _layers(model), ledger)
@@ -71,7 +69,7 @@ def translate(script: Script, request: Request, ledger: Ledger) -> dict[str, Any
     batch = explain_batch(arguments, plan, world, ledger)
     run |= training_sections(arguments, batch, _whole(model.get("seq_length")), run.pop("optimizer", {}), ledger)
     _attention_dropout(model, plan, ledger)
-    arguments.finish(request.accept_unknown)
+    arguments.account(request.accept_unknown)
     for section in ("model", "plan", "optimizer", "train", "data", "checkpoint", "budget"):
         if isinstance(said.get(section), Mapping):
             run[section] = presets.merge(run.get(section, {}), said[section])
@@ -147,7 +145,7 @@ def _model(arguments: Arguments, request: Request, ledger: Ledger) -> dict[str, 
         ledger.warn(
             f"--model {chosen.get('preset', chosen.get('name', 'given'))} replaces the model of the script's flags"
         )
-    length = arguments.integer("--seq-length")
+    length = arguments.whole("--seq-length")
     return chosen | ({"seq_length": length} if length else {})
 
 

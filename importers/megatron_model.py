@@ -31,9 +31,9 @@ POSITIONS = {
 
 def model_section(a: Arguments, ledger: Ledger) -> dict[str, Any]:
     """The `model:` section; {} when the command has no model flags."""
-    layers = a.integer("--num-layers") or a.integer("--encoder-num-layers") or a.integer("--decoder-num-layers")
-    hidden, heads = a.integer("--hidden-size"), a.integer("--num-attention-heads")
-    sequence = a.integer("--seq-length") or a.integer("--encoder-seq-length")
+    layers = a.whole("--num-layers") or a.whole("--encoder-num-layers") or a.whole("--decoder-num-layers")
+    hidden, heads = a.whole("--hidden-size"), a.whole("--num-attention-heads")
+    sequence = a.whole("--seq-length") or a.whole("--encoder-seq-length")
     needed = {"--num-layers": layers, "--hidden-size": hidden, "--num-attention-heads": heads, "--seq-length": sequence}
     missing = [flag for flag, value in needed.items() if value is None and flag not in a.given]
     if len(missing) >= 3:
@@ -56,7 +56,7 @@ def model_section(a: Arguments, ledger: Ledger) -> dict[str, Any]:
 
 def _attention(a: Arguments, heads: int, ledger: Ledger) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    groups = a.integer("--num-query-groups")
+    groups = a.whole("--num-query-groups")
     if groups is not None and not a.has("--group-query-attention"):
         ledger.warn(
             f"--num-query-groups {groups} has no effect without --group-query-attention; every head keeps its own keys"
@@ -65,9 +65,9 @@ def _attention(a: Arguments, heads: int, ledger: Ledger) -> dict[str, Any]:
         groups = None
     if a.has("--group-query-attention"):
         found["kv_heads"] = groups or 1
-    if (kv_heads := a.integer("--num-key-value-heads")) is not None:
+    if (kv_heads := a.whole("--num-key-value-heads")) is not None:
         found["kv_heads"] = kv_heads
-    if (width := a.integer("--kv-channels")) is not None:
+    if (width := a.whole("--kv-channels")) is not None:
         found["head_dim"] = width
     return {"kv_heads": heads} | found
 
@@ -83,7 +83,7 @@ def _mlp(a: Arguments, hidden: int, ledger: Ledger) -> dict[str, Any]:
         ledger.not_yet(f"the activation {gate} (--glu-activation)", "--swiglu")
     if a.has("--openai-gelu"):
         ledger.note("--openai-gelu: the tanh form of GELU, the one that is forecast")
-    ffn = a.integer("--ffn-hidden-size")
+    ffn = a.whole("--ffn-hidden-size")
     if ffn is None:
         # Megatron: 4h; with a gate two thirds of it, rounded down to a multiple of 64.
         ffn = 8 * hidden // 3 // 64 * 64 if gated else 4 * hidden
@@ -106,7 +106,7 @@ def _positions(a: Arguments, sequence: int, ledger: Ledger) -> dict[str, Any]:
         ledger.not_yet(
             f"position embeddings of type {kind}", "--position-embedding-type rope, learned_absolute or alibi"
         )
-    table = a.integer("--max-position-embeddings")
+    table = a.whole("--max-position-embeddings")
     if found["positions"] == "learned":
         found["max_positions"] = table or sequence
         if table is None:
@@ -130,13 +130,13 @@ def _rope(a: Arguments, ledger: Ledger) -> dict[str, Any]:
 
 def _vocabulary(a: Arguments, model: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
     """Vocabulary and its padding: exact when a size is given, else from the tokenizer, else assumed with a warning."""
-    multiple = a.integer("--make-vocab-size-divisible-by", 128)
-    padded = a.integer("--pad-vocab-size-to") or a.integer("--padded-vocab-size")
+    multiple = a.whole("--make-vocab-size-divisible-by", 128)
+    padded = a.whole("--pad-vocab-size-to") or a.whole("--padded-vocab-size")
     kind, file = a.shown("--tokenizer-type"), a.shown("--tokenizer-model")
     if padded is not None:
         a.has("--vocab-size")
         return {"vocab": padded, "vocab_multiple": 1}
-    size = a.integer("--vocab-size")
+    size = a.whole("--vocab-size")
     if size is None:
         size = _tokenizer_size(kind, file, _at_stake(a, model), ledger)
     return {"vocab": size, "vocab_multiple": multiple}
@@ -196,7 +196,7 @@ def _norms_and_rest(a: Arguments, ledger: Ledger) -> dict[str, Any]:
 
 
 def _unsupported(a: Arguments, sequence: int, ledger: Ledger) -> None:
-    experts = a.integer("--num-experts")
+    experts = a.whole("--num-experts")
     if experts is not None and experts > 1:
         ledger.not_yet(
             f"mixture of experts (--num-experts {experts})", "the dense model of the same shape, without --num-experts"
@@ -206,7 +206,7 @@ def _unsupported(a: Arguments, sequence: int, ledger: Ledger) -> None:
         int(side) < sequence for side in re.findall(r"(?<![0-9])[0-9]{1,12}(?![0-9])", window)
     ):
         ledger.not_yet(f"sliding-window attention (--window-size {window})", "full attention, without the flag")
-    depth = a.integer("--mtp-num-layers")
+    depth = a.whole("--mtp-num-layers")
     for flag, present, nearest in (
         ("--mtp-num-layers", bool(depth), "the model without multi-token prediction"),
         ("--multi-latent-attention", a.has("--multi-latent-attention"), "grouped-query attention"),

@@ -102,5 +102,5 @@ def test_121_old_torchtitan_70b(tmp_path: Path) -> None:
         "full",
     )
     assert said(result, "data_parallel 8 = 64 GPUs / 8")
-    assert said(result, "unknown torchtitan table [dataset]")
+    assert said(result, "unknown torchtitan key dataset.dataset_weights")
     assert not result.problems

@@ -115,7 +115,7 @@ def test_a_precision_left_to_the_trainer(tmp_path: Path, content: dict[str, Any]
     result = config(tmp_path, content | {"train_batch_size": 8}, nodes=1)
     assert result.run_dict["plan"]["precision"] == precision
     left = not any(isinstance(section.get("enabled"), bool) for section in content.values())
-    assert said(result, "leaves the precision to the trainer: bf16") == left
+    assert said(result, "precision: bf16, as trainers fill it in") == left
 
 
 def test_a_precision_left_to_the_trainer_is_the_model_s(tmp_path: Path) -> None:
