@@ -18,23 +18,35 @@ Scripts are evaluated (`importers.shell`), never executed.
 | partitioned | what another framework's ZeRO does otherwise than ours |
 """
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from importers import deepspeed, megatron, neox, torchtitan, torchtitan_script
+from importers import (
+    deepspeed,
+    deepspeed_table,
+    megatron,
+    neox,
+    neox_table,
+    torchtitan,
+    torchtitan_script,
+    torchtitan_table,
+)
 from importers.deepspeed_optimizer import Semantics
 from importers.detection import Format, classify, detect
+from importers.megatron_table import FLAGS
 from importers.overrides import flat
 from importers.shell import Script, read_script
-from importers.table import nested
+from importers.table import nested, reworded, words
 from importers.world import Request, World, agree, cluster_section
 from plan import huggingface, presets
 from plan.ledger import Assumption, Ledger
 from plan.lenient_json import read_json
-from program.errors import InputError
+from plan.run import load
+from program.errors import InputError, NotYetForecast
 from program.files import text_of
 
 __all__ = ["Format", "ImportResult", "detect", "import_file"]
@@ -54,6 +66,8 @@ class ImportResult:
     format: Format = "run"
     problems: tuple[str, ...] = ()
     assumptions: tuple[Assumption, ...] = ()
+    words: Mapping[str, str] = field(default_factory=dict)
+    """The file's words for keys of a run, for what the rules say about it (`importers.table.reworded`)."""
 
 
 def import_file(
@@ -86,7 +100,8 @@ def import_file(
     text = text_of(where)
     kind, content = classify(text, where)
     ledger = Ledger(strict=strict)
-    request = Request(cluster, nodes, model, deepspeed_semantics, flat(overrides), accept_unknown, needs_cluster)
+    asked, is_script = flat(overrides), kind == "megatron"
+    request = Request(cluster, nodes, model, deepspeed_semantics, asked, accept_unknown, needs_cluster, is_script)
     if kind == "megatron":
         script = read_script(text, variables, where, [Path(folder) for folder in allow_read])
         try:
@@ -99,15 +114,55 @@ def import_file(
     model_keys = run.get("model")
     if kind in ("megatron", "neox") and isinstance(model_keys, dict) and "preset" not in model_keys:
         run["model"] = {"name": where.stem, **model_keys}
+    names = _WORDS.get(kind, {})
+    _rules(run, overrides, names, ledger)
+    ledger.assumptions[:] = [each for each in ledger.assumptions if _SUBJECTS.get(each.subject) not in request.asked]
     if refuse:
         ledger.refuse()
     first = {section: run[section] for section in _ORDER if section in run}
     problems = (*ledger.problems, *ledger.not_forecast)
     return ImportResult(
-        first | run, tuple(ledger.notes), tuple(ledger.warnings), kind, problems, tuple(ledger.assumptions)
+        first | run, tuple(ledger.notes), tuple(ledger.warnings), kind, problems, tuple(ledger.assumptions), names
     )
 
 
+def _rules(run: Mapping[str, Any], overrides: Sequence[str], names: Mapping[str, str], ledger: Ledger) -> None:
+    """What the rules of a run say too, while something is wrong with the file: all problems come at once."""
+    if not ledger.problems and not ledger.not_forecast:
+        return
+    try:
+        load(run, overrides)
+    except InputError as error:
+        kind = ledger.not_forecast if isinstance(error, NotYetForecast) else ledger.problems
+        kind += [reworded(each, names) for each in error.problems if not _UNREAD.search(each)]
+
+
+_UNREAD = re.compile(r"^(the section|unknown section|--set )|^[a-z_.]+( is missing|: null )")
+"""Sentences about keys that have no value because the file's is wrong: the file's own have been said."""
+_SUBJECTS = {
+    "attention": "plan.attention",
+    "batch": "plan.micro_batch_size",
+    "precision": "plan.precision",
+    "recompute": "plan.recompute",
+    "vocabulary": "model.vocab",
+    "feed-forward width": "model.ffn",
+    "sequence length": "model.seq_length",
+    "GPUs a node": "cluster.gpus_per_node",
+    "nodes": "cluster.nodes",
+}
+"""The key of a run that each assumption is about: one that is asked for is none."""
+_WORDS: dict[str, dict[str, str]] = {
+    "megatron": {
+        "pipeline_layout: auto": "--account-for-embedding-in-pipeline-split with --account-for-loss-in-pipeline-split"
+    }
+    | words(FLAGS),
+    "neox": words(neox_table.KEYS) | words(deepspeed_table.KEYS),
+    "deepspeed": words(deepspeed_table.KEYS),
+    "torchtitan": words(torchtitan_table.KEYS),
+}
+
+
+_COST = "memory and step time"
 _ORDER = ("model", "cluster", "plan", "optimizer", "train", "data", "checkpoint", "budget")
 
 
@@ -155,16 +210,24 @@ def _deepspeed(content: Mapping[str, Any], request: Request, ledger: Ledger) -> 
     run = deepspeed.translate(content, setting, ledger)
     if run["plan"]["zero_stage"] <= 1:
         run["plan"]["attention"] = "flash"
-        ledger.warn(
-            "a DeepSpeed JSON does not say what the model's layers launch: Megatron's kernels are forecast, with flash"
-            " attention (--set plan.attention=unfused for scores in memory)"
-        )
+    ledger.assume("attention", "flash: the JSON does not say what layers run", "--set plan.attention=unfused", _COST)
+    if "recompute" not in run["plan"]:
+        ledger.assume("recompute", "none: the model's code decides", "--set plan.recompute=full", _COST)
     if request.model is None:
         ledger.problem("a DeepSpeed JSON does not describe a model: add --model PRESET (or the path of a config.json)")
     else:
         run["model"] = megatron.model_of(request.model, ledger)
+        _length(run["model"], request, ledger)
         _fused_dropout(run, request, ledger)
     return run | ({"cluster": cluster} if cluster else {})
+
+
+def _length(model: Mapping[str, Any], request: Request, ledger: Ledger) -> None:
+    """A model's longest sequence is taken where no file says how long they are."""
+    name = str(model.get("preset"))
+    known = presets.preset("models", name) if name in presets.names("models") else {}
+    length = model.get("seq_length", known.get("seq_length"))
+    ledger.assume("sequence length", f"{length}, the model's longest", "--set model.seq_length=N", f"batch, {_COST}")
 
 
 def _fused_dropout(run: dict[str, Any], request: Request, ledger: Ledger) -> None:
@@ -219,7 +282,11 @@ def _huggingface(content: Mapping[str, Any], request: Request, ledger: Ledger) -
     if request.model is not None:
         ledger.warn("--model is not used: the config.json is the model")
     run: dict[str, Any] = {"model": huggingface.model_section(content, ledger), "plan": {}}
-    ledger.warn("a config.json has no plan: data parallelism only, micro batch 1; give one with --set plan.…")
+    ledger.assume("batch", "1 a GPU, data parallel: a config.json has no plan", "--set plan.micro_batch_size=N", _COST)
+    ledger.assume("precision", "bf16", "--set plan.precision=fp32", _COST)
+    ledger.assume("attention", "flash", "--set plan.attention=unfused", _COST)
+    ledger.assume("recompute", "none", "--set plan.recompute=full", _COST)
+    _length(run["model"], request, ledger)
     return run | ({"cluster": cluster} if cluster else {})
 
 

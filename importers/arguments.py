@@ -109,6 +109,10 @@ class Arguments(Values):
         """A flag with its value."""
         return " ".join([key, *([self.expander.show(self.given[key])] if self.given[key] else [])])
 
+    def find(self, name: str) -> Key | None:
+        """The row of a flag; one that is known by its family only has no effect."""
+        return flags.FLAGS.get(name) or (Key(name, "list", effect="idle") if flags.family(name) else None)
+
     def account(self, accept_unknown: bool = False) -> None:
         """Account for every flag that was not translated. One that nobody knows is refused where its name says that
         it changes the model, its precision, its layout or its memory, unless `accept_unknown`.
@@ -116,12 +120,8 @@ class Arguments(Values):
         rest = [flag for flag in self.given if flag not in self.touched]
         for flag in rest:
             self._mention_unknown(flag)
-        kin = [flag for flag in rest if flag not in flags.FLAGS and flags.family(flag) is not None]
-        self.ledger.no_effect(kin, "flags of families without effect")
         refused = [
-            flag
-            for flag in rest
-            if flag not in flags.FLAGS and flag not in kin and not accept_unknown and flags.MATTERS.search(flag)
+            flag for flag in rest if self.find(flag) is None and not accept_unknown and flags.MATTERS.search(flag)
         ]
         for number, flag in enumerate(refused):
             near = hint(flag, flags.known_flags()) if number < MOST_HINTS else None
@@ -130,7 +130,7 @@ class Arguments(Values):
                 + (f" did you mean {near}?" if near else "")
                 + " --accept-unknown forecasts the run without it"
             )
-        self.touched.update(kin, refused)
+        self.touched.update(refused)
         super().account()
 
     def _mention_unknown(self, flag: str) -> None:

@@ -41,6 +41,7 @@ class Setting:
     semantics: Semantics = "current"
     precision: str = "bf16"
     """What a trainer fills in: the type of the model's configuration, else bf16, which A100 and later have."""
+    filler: str = "trainers fill it in on A100 and later (DeepSpeed by itself: fp32)"
     hidden: int | None = None
     """The model's hidden size, which "auto" buckets follow."""
     auto: Mapping[str, Any] = field(default_factory=dict)
@@ -208,7 +209,7 @@ def _precision(values: Values, setting: Setting) -> dict[str, Any]:
     if not on:
         ledger.assume(
             "precision",
-            f"{setting.precision}, as trainers fill it in on A100 and later (DeepSpeed by itself: fp32)",
+            f"{setting.precision}, as {setting.filler}",
             "bf16.enabled, fp16.enabled",
             "step time and memory",
         )

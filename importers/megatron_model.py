@@ -87,9 +87,8 @@ def _mlp(a: Arguments, hidden: int, ledger: Ledger) -> dict[str, Any]:
     if ffn is None:
         # Megatron: 4h; with a gate two thirds of it, rounded down to a multiple of 64.
         ffn = 8 * hidden // 3 // 64 * 64 if gated else 4 * hidden
-        ledger.note(
-            f"--ffn-hidden-size is not given: {ffn} ({'8h/3 rounded down to a multiple of 64' if gated else '4h'})"
-        )
+        rule = "8h/3 rounded down to a multiple of 64" if gated else "4h"
+        ledger.assume("feed-forward width", f"{ffn} ({rule})", "--ffn-hidden-size", "parameters, step time and memory")
     return {"ffn": ffn, "activation": "swiglu" if gated else "gelu"}
 
 
@@ -138,7 +137,11 @@ def _vocabulary(a: Arguments, model: dict[str, Any], ledger: Ledger) -> dict[str
         return {"vocab": padded, "vocab_multiple": 1}
     size = a.whole("--vocab-size")
     if size is None:
-        size = _tokenizer_size(kind, file, _at_stake(a, model), ledger)
+        size, of = _tokenizer_size(kind, file, _at_stake(a, model), ledger)
+        padding = f", padded to a multiple of {multiple} × tensor parallel" if multiple else ""
+        ledger.assume(
+            "vocabulary", f"{size} {of}{padding}", "--vocab-size", "parameters and time of embedding and head"
+        )
     return {"vocab": size, "vocab_multiple": multiple}
 
 
@@ -152,24 +155,18 @@ def _at_stake(a: Arguments, model: dict[str, Any]) -> str:
     return f", {tables / (tables + rest):.0%} of the parameters"
 
 
-def _tokenizer_size(kind: str | None, file: str | None, at_stake: str, ledger: Ledger) -> int:
+def _tokenizer_size(kind: str | None, file: str | None, at_stake: str, ledger: Ledger) -> tuple[int, str]:
+    """A vocabulary, and what it is known from."""
     named = next((size for pattern, size in TOKENIZER_MODELS if file and pattern.search(file)), None)
     if named is not None:
-        ledger.note(f"vocabulary {named} from the tokenizer's name {file!r}")
-        return named
+        return named, f"from the tokenizer's name {file!r}"
     if kind in TOKENIZERS or (kind is None and file is None):
-        size = TOKENIZERS.get(kind or "", GPT2_VOCABULARY)
-        ledger.note(f"vocabulary {size} of {kind or 'the default tokenizer GPT2BPETokenizer'}")
-        return size
+        return TOKENIZERS.get(kind or "", GPT2_VOCABULARY), f"of {kind or 'the default tokenizer GPT2BPETokenizer'}"
     if kind == "NullTokenizer":
         ledger.problem("--tokenizer-type NullTokenizer needs --vocab-size")
-        return GPT2_VOCABULARY
+        return GPT2_VOCABULARY, ""
     named_by = f"{kind} with {file}" if kind and file else kind or file
-    ledger.warn(
-        f"the vocabulary of {named_by} cannot be read here: {GPT2_VOCABULARY} (GPT-2's) is assumed{at_stake}; give"
-        " --set model.vocab=N, or --vocab-size N in the script"
-    )
-    return GPT2_VOCABULARY
+    return GPT2_VOCABULARY, f"(GPT-2's), as the vocabulary of {named_by} cannot be read here{at_stake}"
 
 
 def _norms_and_rest(a: Arguments, ledger: Ledger) -> dict[str, Any]:

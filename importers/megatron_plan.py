@@ -123,6 +123,8 @@ def _recompute(a: Arguments, tensor: int | None, ledger: Ledger) -> dict[str, An
         ledger.note("--recompute-activations is --recompute-granularity selective")
         granularity = "selective"
     found: dict[str, Any] = {"recompute": granularity or "none"}
+    if granularity is None:
+        ledger.assume("recompute", "none", "--recompute-granularity", "memory against step time")
     for flag, kinds in RECOMPUTE_OPTIONS.items():
         if granularity not in kinds:
             a.idle(flag, f"without --recompute-granularity {' or '.join(kinds)}")
@@ -158,7 +160,7 @@ def _precision(a: Arguments, ledger: Ledger) -> dict[str, Any]:
         ledger.problem("--bf16 and --fp16 exclude each other; keep one")
     precision = half[0] if half else "fp32"
     if not half:
-        ledger.note("neither --bf16 nor --fp16 is given: Megatron trains in fp32")
+        ledger.assume("precision", "fp32, Megatron's without --bf16 or --fp16", "--bf16", "step time and memory")
     if a.text("--fp8-format") or a.has("--fp8-hybrid") or a.has("--fp8-e4m3"):
         precision = "fp8"
     if a.has("--fp4-format"):
@@ -200,16 +202,18 @@ def _attention(a: Arguments, ledger: Ledger) -> dict[str, Any]:
         if not flash and not a.has("--deepspeed"):
             given = [flag for flag in ("--transformer-impl", "--use-legacy-models") if flag in a.given]
             said = " ".join([given[0], a.given[given[0]]]).strip() if given else "no --use-mcore-models"
-            ledger.warn(
-                f"attention unfused: {said} and no --use-flash-attn, as local layers; core models with"
-                " --transformer-impl transformer_engine fuse it (--set plan.attention=flash)"
+            ledger.assume(
+                "attention",
+                f"unfused, as local layers run it ({said}, no --use-flash-attn)",
+                "--use-flash-attn, or --use-mcore-models --transformer-impl transformer_engine",
+                "memory (scores are kept) and step time",
             )
         return {"attention": "flash" if flash else "unfused"}
     if off == {"FLASH", "FUSED"}:
         ledger.note("attention unfused: NVTE_FLASH_ATTN=0 and NVTE_FUSED_ATTN=0")
         return {"attention": "unfused"}
     kind = "cudnn" if off == {"FLASH"} else "flash"
-    ledger.note(f"attention {kind}: Transformer Engine fuses it (--attention-backend unfused would not)")
+    ledger.assume("attention", f"{kind}, as Transformer Engine fuses it", "--attention-backend", "memory and step time")
     return {"attention": kind}
 
 

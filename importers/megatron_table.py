@@ -16,32 +16,35 @@ FLAGS = table(
     prefix="--",
     read="""
     whole 1 | tensor-model-parallel-size=plan.tensor_parallel pipeline-model-parallel-size=plan.pipeline_parallel
-        num-layers-per-virtual-pipeline-stage num-virtual-stages-per-pipeline-rank
-        microbatch-group-size-per-virtual-pipeline-stage context-parallel-size=plan.context_parallel
-        expert-model-parallel-size micro-batch-size=plan.micro_batch_size global-batch-size=plan.global_batch_size
-        num-layers=model.layers hidden-size=model.hidden ffn-hidden-size=model.ffn num-attention-heads=model.heads
-        kv-channels=model.head_dim num-query-groups seq-length=model.seq_length
-        max-position-embeddings=model.max_positions make-vocab-size-divisible-by=model.vocab_multiple ddp-bucket-size
-        num-distributed-optimizer-instances vocab-size=model.vocab padded-vocab-size pad-vocab-size-to
-        ds-sequence-parallel-size num-key-value-heads encoder-num-layers encoder-seq-length decoder-num-layers
-        moe-expert-parallel-size
-    text | pipeline-model-parallel-layout position-embedding-type normalization optimizer tokenizer-type
-        tokenizer-model deepspeed_config pp-partition-method zero-reduce-bucket-size zero-allgather-bucket-size spec
-        window-size hybrid-layer-pattern rotary-scaling-factor activation-func glu-activation fp4-format
+        num-layers-per-virtual-pipeline-stage num-virtual-stages-per-pipeline-rank~plan.virtual_pipeline
+        microbatch-group-size-per-virtual-pipeline-stage~plan.microbatch_group
+        context-parallel-size=plan.context_parallel expert-model-parallel-size micro-batch-size=plan.micro_batch_size
+        global-batch-size=plan.global_batch_size num-layers=model.layers hidden-size=model.hidden
+        ffn-hidden-size=model.ffn num-attention-heads=model.heads kv-channels=model.head_dim
+        num-query-groups~model.kv_heads seq-length=model.seq_length max-position-embeddings=model.max_positions
+        make-vocab-size-divisible-by=model.vocab_multiple ddp-bucket-size num-distributed-optimizer-instances
+        vocab-size=model.vocab padded-vocab-size pad-vocab-size-to ds-sequence-parallel-size num-key-value-heads
+        encoder-num-layers encoder-seq-length decoder-num-layers moe-expert-parallel-size
+    text | pipeline-model-parallel-layout~plan.pipeline_layout position-embedding-type~model.positions normalization
+        optimizer tokenizer-type tokenizer-model deepspeed_config pp-partition-method zero-reduce-bucket-size
+        zero-allgather-bucket-size spec window-size hybrid-layer-pattern rotary-scaling-factor activation-func
+        glu-activation fp4-format
     whole 0 | decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers num-experts recompute-num-layers
-        zero-stage cpu-offloading-num-layers mtp-num-layers
+        zero-stage~plan.zero_stage cpu-offloading-num-layers mtp-num-layers
     number 0 ..1 | rotary-percent
     number >0 | rotary-base rope-scaling-factor rotary-seq-len-interpolation-factor
-    number 0 untimed | loss-scale lr=optimizer.lr min-lr=optimizer.schedule.min_lr lr-warmup-iters lr-warmup-samples
-        weight-decay=optimizer.weight_decay clip-grad=optimizer.clip_norm
-    word full selective | recompute-granularity
+    number 0 untimed | loss-scale lr=optimizer.lr min-lr=optimizer.schedule.min_lr
+        lr-warmup-iters~optimizer.schedule.warmup_steps lr-warmup-samples weight-decay=optimizer.weight_decay
+        clip-grad=optimizer.clip_norm
+    word full selective | recompute-granularity~plan.recompute
     word uniform block | recompute-method
     number 0 ..1 | optimizer-offload-fraction
-    word flash fused unfused local auto | attention-backend
+    word flash fused unfused local auto | attention-backend~plan.attention
     word local transformer_engine inference_optimized | transformer-impl
     word e4m3 hybrid | fp8-format
     word constant linear cosine inverse-square-root WSD untimed | lr-decay-style
-    whole 1 untimed | lr-decay-iters lr-decay-samples train-iters=train.steps train-samples train-tokens
+    whole 1 untimed | lr-decay-iters~optimizer.schedule.decay_steps lr-decay-samples train-iters=train.steps
+        train-samples train-tokens
     number 0 ..1 untimed | lr-warmup-fraction
     number 0 <1 untimed | adam-beta1 adam-beta2
     number >0 untimed | adam-eps=optimizer.eps norm-epsilon layernorm-epsilon init-method-std=model.init_std
@@ -50,16 +53,16 @@ FLAGS = table(
     word no_shard optim optim_grads optim_grads_params | data-parallel-sharding-strategy
     word none cpu nvme | remote-device
     list | rampup-batch-size recompute-modules step-batch-size-schedule
-    switch | sequence-parallel group-query-attention use-rope-scaling swiglu squared-relu quick-geglu openai-gelu
-        disable-bias-linear add-qkv-bias untie-embeddings-and-output-weights bf16 fp16
+    switch | sequence-parallel~plan.sequence_parallel group-query-attention use-rope-scaling swiglu squared-relu
+        quick-geglu openai-gelu disable-bias-linear add-qkv-bias untie-embeddings-and-output-weights bf16 fp16
         accumulate-allreduce-grads-in-fp32 grad-reduce-in-bf16 use-distributed-optimizer overlap-grad-reduce
         overlap-param-gather account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split
-        use-megatron-fsdp use-torch-fsdp2 recompute-activations distribute-saved-activations optimizer-cpu-offload
-        use-flash-attn use-flash-attn-v1 use-flash-attn-v2 use-flash-attn-triton deepspeed no-pipeline-parallel
-        cpu-optimizer deepspeed-activation-checkpointing partition-activations checkpoint-in-cpu enable-zbh1-pipeline
-        embed-layernorm use-tp-pp-dp-mapping multi-latent-attention use-rotary-position-embeddings no-position-embedding
-        qk-layernorm fine-grained-activation-offloading fp8-hybrid fp8-e4m3 use-mup is-hybrid-model
-        apply-residual-connection-post-layernorm
+        use-megatron-fsdp use-torch-fsdp2 recompute-activations distribute-saved-activations~plan.partition_activations
+        optimizer-cpu-offload use-flash-attn use-flash-attn-v1 use-flash-attn-v2 use-flash-attn-triton deepspeed
+        no-pipeline-parallel cpu-optimizer deepspeed-activation-checkpointing partition-activations checkpoint-in-cpu
+        enable-zbh1-pipeline embed-layernorm use-tp-pp-dp-mapping multi-latent-attention use-rotary-position-embeddings
+        no-position-embedding qk-layernorm fine-grained-activation-offloading fp8-hybrid fp8-e4m3 use-mup
+        is-hybrid-model apply-residual-connection-post-layernorm
     """,
     idle="""
     text | data-cache-path split vocab-file merge-file num-workers dataloader-type data-impl save load ckpt-format

@@ -49,7 +49,15 @@ def translate(
     ranks = world // share if world and share and world % share == 0 else None
     if ranks:
         ledger.note(f"data_parallel {ranks} = {world} GPUs / (TP{tensor} × PP{pipeline})")
-    setting = replace(setting, ranks=ranks, wrong=share is None, tensor_parallel=tensor, pipeline_parallel=pipeline)
+    setting = replace(
+        setting,
+        ranks=ranks,
+        wrong=share is None,
+        tensor_parallel=tensor,
+        pipeline_parallel=pipeline,
+        precision="fp32",
+        filler="GPT-NeoX's default",
+    )
     run = deepspeed.translate(_json_part(values, given), replace(setting, asked=asked or {}), ledger)
     plan = run["plan"] | {"tensor_parallel": tensor, "pipeline_parallel": pipeline}
     plan |= _activations(values, tensor)
@@ -81,6 +89,10 @@ def _json_part(values: Values, given: Mapping[str, Any]) -> dict[str, Any]:
     """What DeepSpeed is handed: its own keys, with `precision` written out as GPT-NeoX does."""
     found = {key: value for key, value in given.items() if key in known.OF_DEEPSPEED}
     precision = known.PRECISIONS.get(values.text("precision") or "")
+    half = found.get("fp16")
+    if isinstance(half, Mapping) and half.get("type") == "bfloat16":  # as its configurations of 2022 ask for bf16
+        found |= {"bf16": {"enabled": half.get("enabled", False)}}
+        del found["fp16"]
     if precision is None:
         return found
     for name in ("fp16", "bf16"):
@@ -99,6 +111,7 @@ def _activations(values: Values, tensor: int) -> dict[str, Any]:
     partitioned, count = values.on("partition_activations"), values.whole("checkpoint_num_layers", 1)
     synchronized = values.on("synchronize_each_layer")
     if not values.on("checkpoint_activations"):
+        values.ledger.assume("recompute", "none", "checkpoint_activations", "memory against step time")
         named = [key for key in _RECOMPUTE if values.has(key)]
         if named:
             values.ledger.note(f"{', '.join(named)} have no effect without checkpoint_activations")
@@ -127,6 +140,10 @@ def _sequence_parallel(plan: dict[str, Any], tensor: int, ledger: Ledger) -> Non
 def _attention(values: Values, model: dict[str, Any]) -> str:
     """The kernel of every layer: `global` is Megatron's unfused attention, `flash` the fused one. Attention dropout
     inside the fused one is not forecast."""
+    if not values.has("attention_config"):
+        values.ledger.assume(
+            "attention", "unfused (global), GPT-NeoX's default", "attention_config", "memory (scores are kept), time"
+        )
     ledger, config = values.ledger, values.given["attention_config"] if values.has("attention_config") else None
     kinds = _attention_kinds(config, model["layers"], ledger)
     other = [kind for kind in kinds if kind not in ("global", "flash")]

@@ -25,8 +25,9 @@ KEYS = table(
     number 0 ..1 | rotary_pct warmup
     number 0 | min_lr=optimizer.schedule.min_lr weight_decay=optimizer.weight_decay
     number >0 | rotary_emb_base layernorm_epsilon rms_norm_epsilon init_method_std=model.init_std expansion_factor
-    switch | sequence_parallel no_weight_tying gpt_j_residual gpt_j_tied use_bias_in_attn_linear use_bias_in_mlp
-        checkpoint_activations partition_activations synchronize_each_layer use_qk_layernorm {" ".join(FUSIONS)}
+    switch | sequence_parallel~plan.sequence_parallel no_weight_tying gpt_j_residual gpt_j_tied use_bias_in_attn_linear
+        use_bias_in_mlp checkpoint_activations partition_activations~plan.partition_activations synchronize_each_layer
+        use_qk_layernorm {" ".join(FUSIONS)}
         {" ".join(TRANSFORMER_ENGINE)}
     word learned rotary alibi sinusoidal rpe none | pos_emb
     word layernorm rmsnorm te_layernorm te_rmsnorm scalenorm non_parametric_layernorm | norm

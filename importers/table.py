@@ -9,11 +9,13 @@
     values.whole("num_layers")             # 12: what --set says of a key's target counts instead of the file
     values.account()                       # what nobody read: without effect, left out of the forecast, unknown
 
-A row is `TYPE BOUNDS | KEY=TARGET …`; the target is the key of a run that the value is, unchanged. Types: whole, open
+A row is `TYPE BOUNDS | KEY=TARGET …`; the target is the key of a run that the value is, unchanged (`KEY~TARGET`: the
+file's word for that key, with a meaning of its own). Types: whole, open
 (a count, or -1 for the framework's default), number, switch, word, text, list, object, any. Bounds: `1` at least, `>0`
 above, `<1` below, `..1` at most. `untimed` marks keys that change what is learnt or how long, not what a step costs.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -35,6 +37,7 @@ class Key:
     bounds: dict[str, float] = field(default_factory=dict)
     words: tuple[str, ...] = ()
     target: str = ""
+    word_for: str = ""
     untimed: bool = False
     effect: Effect = "read"
     reason: str = ""
@@ -55,8 +58,11 @@ def table(read: str, idle: str = "", left_out: Mapping[str, str] | None = None, 
             form = _form(head.split()) if bar else form
             for word in names.split():
                 name, _, target = word.partition("=")
+                name, _, word_for = name.partition("~")
                 assert f"{prefix}{name}" not in found, f"{name} stands twice"
-                found[f"{prefix}{name}"] = Key(f"{prefix}{name}", **form, target=target, effect=effect, reason=reason)
+                found[f"{prefix}{name}"] = Key(
+                    f"{prefix}{name}", **form, target=target, word_for=word_for or target, effect=effect, reason=reason
+                )
     return found
 
 
@@ -75,9 +81,18 @@ def _form(words: list[str]) -> dict[str, Any]:
     return {"kind": kind, "bounds": bounds, "untimed": untimed}
 
 
-def targets(keys: Table) -> dict[str, str]:
+def words(keys: Table) -> dict[str, str]:
     """The run's keys and the file's words for them."""
-    return {key.target: key.name for key in keys.values() if key.target}
+    return {key.word_for: key.name for key in keys.values() if key.word_for}
+
+
+def reworded(sentence: str, names: Mapping[str, str]) -> str:
+    """A sentence about a run in the words of its file: `tensor_parallel 3` as `--tensor-model-parallel-size 3`."""
+    for key, word in names.items():
+        last = key.rpartition(".")[2]
+        bare = rf"(?<![\w.-]){re.escape(last)}(?![\w-])" + ("" if "_" in last else r"(?= \d)")
+        sentence = re.sub(rf"(?<![\w-]){re.escape(key)}(?!\w)|{bare}", word, sentence)
+    return sentence
 
 
 class Values:

@@ -79,6 +79,8 @@ def translate(
     fsdp(plan, "torchtitan's FSDP2", ledger)
     ranks = _data_parallel(values, plan, world)
     length = values.whole("training.seq_len", 2048) or 2048
+    if not values.has("training.seq_len"):
+        ledger.assume("sequence length", "2048, torchtitan's default", "training.seq_len", "memory and step time")
     if not values.wrong:  # a batch does not follow from a wrong number
         plan |= _batch(values, plan, length, ranks)
     run: dict[str, Any] = {"model": _model(values, length), "plan": plan} | _training(values)
@@ -151,6 +153,8 @@ def _recompute(values: Values) -> dict[str, Any]:
     """torchtitan recomputes selectively where nothing is said."""
     mode = values.text("activation_checkpoint.mode", "selective")
     option = values.text("activation_checkpoint.selective_ac_option", "op") or "op"
+    if not values.has("activation_checkpoint.mode"):
+        values.ledger.assume("recompute", "selective, torchtitan's default", "activation_checkpoint.mode", "memory")
     if mode == "selective" and re.fullmatch("[0-9]{1,9}", option) and int(option) > 1:
         values.ledger.not_yet(
             f"recompute of every {option}th layer (selective_ac_option {option!r})",
@@ -186,7 +190,7 @@ def _batch(values: Values, plan: Mapping[str, Any], length: int, ranks: int | No
     step = _sequences(values, "training.global_batch_size", "num_tokens_per_train_step", length)
     if local is None:
         local = 8
-        ledger.note("local_batch_size is not given: torchtitan's default 8")
+        ledger.assume("batch", "8 a GPU, torchtitan's default", "training.local_batch_size", "memory and step time")
     micro = local
     if plan["pipeline_parallel"] > 1:
         count = values.whole("parallelism.num_pp_microbatches")

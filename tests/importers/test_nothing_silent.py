@@ -35,7 +35,7 @@ VALUES = {
 
 def sentences(result: ImportResult) -> set[str]:
     """Everything an import said."""
-    return {*result.notes, *result.warnings, *result.problems}
+    return {*result.notes, *result.warnings, *result.problems, *map(str, result.assumptions)}
 
 
 @pytest.fixture(scope="module")
