@@ -28,12 +28,15 @@ from typing import Any
 from importers import (
     deepspeed,
     deepspeed_table,
+    foundry,
     megatron,
+    nemo,
     neox,
     neox_table,
     torchtitan,
     torchtitan_script,
     torchtitan_table,
+    trainer,
 )
 from importers.deepspeed_optimizer import Semantics
 from importers.detection import Format, classify, detect
@@ -46,6 +49,7 @@ from plan import huggingface, presets
 from plan.ledger import Assumption, Ledger
 from plan.lenient_json import read_json
 from plan.run import load
+from program.confined import Confined
 from program.errors import InputError, NotYetForecast
 from program.files import text_of
 
@@ -109,10 +113,17 @@ def import_file(
         except InputError as error:
             raise type(error)(map(script.expander.show, error.problems)) from None
         ledger.reword(script.expander.show)
+    elif kind == "trainer":
+        beside = Confined(where.parent, tuple(Path(folder) for folder in allow_read))
+        run = trainer.translate(content, beside, request, ledger)
     else:
         run = _TRANSLATORS[kind](content, request, ledger)
     model_keys = run.get("model")
-    if kind in ("megatron", "neox") and isinstance(model_keys, dict) and "preset" not in model_keys:
+    if (
+        kind in ("megatron", "neox", "nemo", "llm-foundry")
+        and isinstance(model_keys, dict)
+        and "preset" not in model_keys
+    ):
         run["model"] = {"name": where.stem, **model_keys}
     names = _WORDS.get(kind, {})
     _rules(run, overrides, names, ledger)
@@ -159,6 +170,8 @@ _WORDS: dict[str, dict[str, str]] = {
     "neox": words(neox_table.KEYS) | words(deepspeed_table.KEYS),
     "deepspeed": words(deepspeed_table.KEYS),
     "torchtitan": words(torchtitan_table.KEYS),
+    "llm-foundry": words(foundry.KEYS),
+    "nemo": {key: nemo.key_of(flag, {}) for key, flag in words(FLAGS).items()},
 }
 
 
@@ -205,7 +218,7 @@ def _deepspeed(content: Mapping[str, Any], request: Request, ledger: Ledger) -> 
         semantics=request.semantics,
         precision=precision,
         asked=request.asked,
-        hidden=_hidden(request),
+        hidden=megatron.hidden_of(request.model, request.asked),
     )
     run = deepspeed.translate(content, setting, ledger)
     if run["plan"]["zero_stage"] <= 1:
@@ -242,16 +255,6 @@ def _fused_dropout(run: dict[str, Any], request: Request, ledger: Ledger) -> Non
             " (--set plan.attention=unfused keeps it)"
         )
         run["model"] = {**model, "attention_dropout": 0.0}
-
-
-def _hidden(request: Request) -> int | None:
-    """The hidden size of the model that the command line names."""
-    quiet = Ledger()
-    model = {} if request.model is None else megatron.model_of(request.model, quiet)
-    name = str(model.get("preset"))
-    known = presets.preset("models", name) if name in presets.names("models") else {}
-    found = request.asked.get("model.hidden", model.get("hidden", known.get("hidden")))
-    return found if isinstance(found, int) else None
 
 
 def _precision(request: Request, cluster: Mapping[str, Any]) -> str:
@@ -314,4 +317,6 @@ _TRANSLATORS = {
     "torchtitan": _torchtitan,
     "huggingface": _huggingface,
     "neox": _neox,
+    "nemo": nemo.translate,
+    "llm-foundry": foundry.translate,
 }

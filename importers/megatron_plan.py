@@ -35,6 +35,8 @@ def plan_section(a: Arguments, layers: int | None, ledger: Ledger) -> dict[str, 
     plan |= _precision(a, ledger)
     plan |= _attention(a, ledger)
     plan |= _communication(a, ledger)
+    if plan["implementation"] == "torch-fsdp":  # it overlaps by itself
+        plan["communication"].pop("overlap")
     plan |= _offload(a)
     return plan
 

@@ -21,6 +21,8 @@ from program.errors import InputError
 
 YAML = (".yaml", ".yml")
 SECTIONS = {"model", "cluster", "plan"}
+FOREIGN = {"trainer", "ddp", "mixed_precision", "fsdp_config", "max_duration", "global_train_batch_size"}
+"""Sections of other frameworks' files, beside a `model` of theirs."""
 
 
 @dataclass(slots=True)
@@ -90,7 +92,8 @@ class RunSource:
             from plan.run import read_yaml
 
             raw = read_yaml(self.path)
-            if len(SECTIONS & (raw.keys() | self._given())) > 1 and SECTIONS & raw.keys():
+            ours = SECTIONS & raw.keys() and not FOREIGN & raw.keys()
+            if ours and len(SECTIONS & (raw.keys() | self._given())) > 1:
                 return self._with_options(raw)
         return self._imported()
 
