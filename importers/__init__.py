@@ -20,7 +20,7 @@ Scripts are evaluated (`importers.shell`), never executed.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ from program.confined import Confined
 from program.errors import InputError, NotYetForecast
 from program.files import text_of
 
-__all__ = ["Format", "ImportResult", "detect", "import_file"]
+__all__ = ["Format", "ImportResult", "detect", "import_file", "import_text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,22 +100,41 @@ def import_file(
     Raises `InputError` with every problem found, or `NotYetForecast` when the file is right but asks for what is not
     forecast yet; `refuse=False` returns them instead.
     """
-    where = Path(path)
-    text = text_of(where)
+    return import_text(
+        text_of(Path(path)),
+        Path(path),
+        Request(cluster, nodes, model, deepspeed_semantics, flat(overrides), accept_unknown, needs_cluster),
+        overrides,
+        variables,
+        [Path(folder) for folder in allow_read],
+        strict,
+        refuse,
+    )
+
+
+def import_text(
+    text: str,
+    where: Path,
+    request: Request,
+    overrides: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+    allow_read: Sequence[Path] = (),
+    strict: bool = False,
+    refuse: bool = True,
+) -> ImportResult:
+    """`import_file` of a text that stands, or would stand, at `where`."""
     kind, content = classify(text, where)
     ledger = Ledger(strict=strict)
-    asked, is_script = flat(overrides), kind == "megatron"
-    request = Request(cluster, nodes, model, deepspeed_semantics, asked, accept_unknown, needs_cluster, is_script)
+    request = replace(request, script=kind == "megatron")
     if kind == "megatron":
-        script = read_script(text, variables, where, [Path(folder) for folder in allow_read])
+        script = read_script(text, variables, where, allow_read)
         try:
             kind, run = _script(script, request, ledger)
         except InputError as error:
             raise type(error)(map(script.expander.show, error.problems)) from None
         ledger.reword(script.expander.show)
     elif kind == "trainer":
-        beside = Confined(where.parent, tuple(Path(folder) for folder in allow_read))
-        run = trainer.translate(content, beside, request, ledger)
+        run = trainer.translate(content, Confined(where.parent, tuple(allow_read)), request, ledger)
     else:
         run = _TRANSLATORS[kind](content, request, ledger)
     model_keys = run.get("model")
