@@ -18,24 +18,42 @@ Scripts are evaluated (`importers.shell`), never executed.
 | partitioned | what another framework's ZeRO does otherwise than ours |
 """
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from importers import deepspeed, megatron, neox, torchtitan, torchtitan_script
+from importers import (
+    deepspeed,
+    deepspeed_table,
+    foundry,
+    megatron,
+    nemo,
+    neox,
+    neox_table,
+    torchtitan,
+    torchtitan_script,
+    torchtitan_table,
+    trainer,
+)
 from importers.deepspeed_optimizer import Semantics
 from importers.detection import Format, classify, detect
-from importers.overrides import DEEPSPEED, TORCHTITAN, flat, laid
+from importers.megatron_table import FLAGS
+from importers.overrides import flat
 from importers.shell import Script, read_script
+from importers.table import nested, reworded, words
 from importers.world import Request, World, agree, cluster_section
 from plan import huggingface, presets
 from plan.ledger import Assumption, Ledger
 from plan.lenient_json import read_json
-from program.errors import InputError
+from plan.run import load
+from program.confined import Confined
+from program.errors import InputError, NotYetForecast
 from program.files import text_of
 
-__all__ = ["Format", "ImportResult", "detect", "import_file"]
+__all__ = ["Format", "ImportResult", "detect", "import_file", "import_text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +70,8 @@ class ImportResult:
     format: Format = "run"
     problems: tuple[str, ...] = ()
     assumptions: tuple[Assumption, ...] = ()
+    words: Mapping[str, str] = field(default_factory=dict)
+    """The file's words for keys of a run, for what the rules say about it (`importers.table.reworded`)."""
 
 
 def import_file(
@@ -80,32 +100,101 @@ def import_file(
     Raises `InputError` with every problem found, or `NotYetForecast` when the file is right but asks for what is not
     forecast yet; `refuse=False` returns them instead.
     """
-    where = Path(path)
-    text = text_of(where)
+    return import_text(
+        text_of(Path(path)),
+        Path(path),
+        Request(cluster, nodes, model, deepspeed_semantics, flat(overrides), accept_unknown, needs_cluster),
+        overrides,
+        variables,
+        [Path(folder) for folder in allow_read],
+        strict,
+        refuse,
+    )
+
+
+def import_text(
+    text: str,
+    where: Path,
+    request: Request,
+    overrides: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+    allow_read: Sequence[Path] = (),
+    strict: bool = False,
+    refuse: bool = True,
+) -> ImportResult:
+    """`import_file` of a text that stands, or would stand, at `where`."""
     kind, content = classify(text, where)
     ledger = Ledger(strict=strict)
-    request = Request(cluster, nodes, model, deepspeed_semantics, flat(overrides), accept_unknown, needs_cluster)
+    request = replace(request, script=kind == "megatron")
     if kind == "megatron":
-        script = read_script(text, variables, where, [Path(folder) for folder in allow_read])
+        script = read_script(text, variables, where, allow_read)
         try:
             kind, run = _script(script, request, ledger)
         except InputError as error:
             raise type(error)(map(script.expander.show, error.problems)) from None
         ledger.reword(script.expander.show)
+    elif kind == "trainer":
+        run = trainer.translate(content, Confined(where.parent, tuple(allow_read)), request, ledger)
     else:
         run = _TRANSLATORS[kind](content, request, ledger)
     model_keys = run.get("model")
-    if kind in ("megatron", "neox") and isinstance(model_keys, dict) and "preset" not in model_keys:
+    if (
+        kind in ("megatron", "neox", "nemo", "llm-foundry")
+        and isinstance(model_keys, dict)
+        and "preset" not in model_keys
+    ):
         run["model"] = {"name": where.stem, **model_keys}
+    names = _WORDS.get(kind, {})
+    _rules(run, overrides, names, ledger)
+    ledger.assumptions[:] = [each for each in ledger.assumptions if _SUBJECTS.get(each.subject) not in request.asked]
     if refuse:
         ledger.refuse()
     first = {section: run[section] for section in _ORDER if section in run}
     problems = (*ledger.problems, *ledger.not_forecast)
     return ImportResult(
-        first | run, tuple(ledger.notes), tuple(ledger.warnings), kind, problems, tuple(ledger.assumptions)
+        first | run, tuple(ledger.notes), tuple(ledger.warnings), kind, problems, tuple(ledger.assumptions), names
     )
 
 
+def _rules(run: Mapping[str, Any], overrides: Sequence[str], names: Mapping[str, str], ledger: Ledger) -> None:
+    """What the rules of a run say too, while something is wrong with the file: all problems come at once."""
+    if not ledger.problems and not ledger.not_forecast:
+        return
+    try:
+        load(run, overrides)
+    except InputError as error:
+        kind = ledger.not_forecast if isinstance(error, NotYetForecast) else ledger.problems
+        kind += [reworded(each, names) for each in error.problems if not _UNREAD.search(each)]
+
+
+_UNREAD = re.compile(r"^(the section|unknown section|--set )|^[a-z_.]+( is missing|: null )")
+"""Sentences about keys that have no value because the file's is wrong: the file's own have been said."""
+_SUBJECTS = {
+    "attention": "plan.attention",
+    "batch": "plan.micro_batch_size",
+    "precision": "plan.precision",
+    "recompute": "plan.recompute",
+    "vocabulary": "model.vocab",
+    "feed-forward width": "model.ffn",
+    "sequence length": "model.seq_length",
+    "GPUs a node": "cluster.gpus_per_node",
+    "nodes": "cluster.nodes",
+}
+"""The key of a run that each assumption is about: one that is asked for is none."""
+_WORDS: dict[str, dict[str, str]] = {
+    "megatron": {
+        "pipeline_layout: auto": "--account-for-embedding-in-pipeline-split with --account-for-loss-in-pipeline-split"
+    }
+    | words(FLAGS),
+    "neox": words(neox_table.KEYS) | words(deepspeed_table.KEYS),
+    "deepspeed": words(deepspeed_table.KEYS),
+    "torchtitan": words(torchtitan_table.KEYS),
+    "llm-foundry": words(foundry.KEYS),
+    "nemo": {key: nemo.key_of(flag, {}) for key, flag in words(FLAGS).items()},
+}
+
+
+_COST = "memory and step time"
 _ORDER = ("model", "cluster", "plan", "optimizer", "train", "data", "checkpoint", "budget")
 
 
@@ -140,20 +229,37 @@ def _run(content: Mapping[str, Any], request: Request, ledger: Ledger) -> dict[s
 def _deepspeed(content: Mapping[str, Any], request: Request, ledger: Ledger) -> dict[str, Any]:
     cluster, world = _sized(request, ledger)
     where, precision = _where(request, world), _precision(request, cluster)
-    setting = deepspeed.Setting(ranks=world.size, where=where, semantics=request.semantics, precision=precision)
-    run = deepspeed.translate(laid(content, request.asked, DEEPSPEED), setting, ledger)
+    degrees = request.of("plan", ("tensor_parallel", "pipeline_parallel", "context_parallel"))
+    share = prod(degree for degree in degrees.values() if isinstance(degree, int))
+    setting = deepspeed.Setting(
+        ranks=world.size // share if world.size and share and world.size % share == 0 else None,
+        where=where,
+        semantics=request.semantics,
+        precision=precision,
+        asked=request.asked,
+        hidden=megatron.hidden_of(request.model, request.asked),
+    )
+    run = deepspeed.translate(content, setting, ledger)
     if run["plan"]["zero_stage"] <= 1:
         run["plan"]["attention"] = "flash"
-        ledger.warn(
-            "a DeepSpeed JSON does not say what the model's layers launch: Megatron's kernels are forecast, with flash"
-            " attention (--set plan.attention=unfused for scores in memory)"
-        )
+    ledger.assume("attention", "flash: the JSON does not say what layers run", "--set plan.attention=unfused", _COST)
+    if "recompute" not in run["plan"]:
+        ledger.assume("recompute", "none: the model's code decides", "--set plan.recompute=full", _COST)
     if request.model is None:
         ledger.problem("a DeepSpeed JSON does not describe a model: add --model PRESET (or the path of a config.json)")
     else:
         run["model"] = megatron.model_of(request.model, ledger)
+        _length(run["model"], request, ledger)
         _fused_dropout(run, request, ledger)
     return run | ({"cluster": cluster} if cluster else {})
+
+
+def _length(model: Mapping[str, Any], request: Request, ledger: Ledger) -> None:
+    """A model's longest sequence is taken where no file says how long they are."""
+    name = str(model.get("preset"))
+    known = presets.preset("models", name) if name in presets.names("models") else {}
+    length = model.get("seq_length", known.get("seq_length"))
+    ledger.assume("sequence length", f"{length}, the model's longest", "--set model.seq_length=N", f"batch, {_COST}")
 
 
 def _fused_dropout(run: dict[str, Any], request: Request, ledger: Ledger) -> None:
@@ -184,12 +290,12 @@ def _torchtitan(
     content: Mapping[str, Any], request: Request, ledger: Ledger, stated: World | None = None
 ) -> dict[str, Any]:
     cluster, world = cluster_section(stated or World(), request, {}, ledger)
-    run = torchtitan.translate(laid(content, request.asked, TORCHTITAN), ledger, world.size)
+    run = torchtitan.translate(content, ledger, world.size, request.asked)
     if request.model is not None:
         length = run["model"].get("seq_length")
         run["model"] = megatron.model_of(request.model, ledger) | ({"seq_length": length} if length else {})
     elif not run["model"]:
-        ledger.problem(torchtitan.unknown_model(torchtitan.flatten(content)))
+        ledger.problem(torchtitan.unknown_model(nested(content)))
     return run | ({"cluster": cluster} if cluster else {})
 
 
@@ -198,7 +304,11 @@ def _huggingface(content: Mapping[str, Any], request: Request, ledger: Ledger) -
     if request.model is not None:
         ledger.warn("--model is not used: the config.json is the model")
     run: dict[str, Any] = {"model": huggingface.model_section(content, ledger), "plan": {}}
-    ledger.warn("a config.json has no plan: data parallelism only, micro batch 1; give one with --set plan.…")
+    ledger.assume("batch", "1 a GPU, data parallel: a config.json has no plan", "--set plan.micro_batch_size=N", _COST)
+    ledger.assume("precision", "bf16", "--set plan.precision=fp32", _COST)
+    ledger.assume("attention", "flash", "--set plan.attention=unfused", _COST)
+    ledger.assume("recompute", "none", "--set plan.recompute=full", _COST)
+    _length(run["model"], request, ledger)
     return run | ({"cluster": cluster} if cluster else {})
 
 
@@ -226,4 +336,6 @@ _TRANSLATORS = {
     "torchtitan": _torchtitan,
     "huggingface": _huggingface,
     "neox": _neox,
+    "nemo": nemo.translate,
+    "llm-foundry": foundry.translate,
 }

@@ -1,39 +1,38 @@
 """The flags of one Megatron command: which were given, with which values, and what nobody translated.
 
     arguments = Arguments.parse(words, script.expander, ledger)
-    arguments.integer("--num-layers")          # 96; a missing or unknown value is a problem that names it
-    arguments.finish()                         # the rest: no effect, not modelled, unknown
+    arguments.whole("--num-layers")            # 96; a missing or unknown value is a problem that names it
+    arguments.account()                        # the rest: no effect, not modelled, unknown
 
 Both `--flag value` and `--flag=value` are read. Old flag names are rewritten with a note. A flag given twice takes its
 last value, as in argparse, with a warning.
 """
 
 from collections import deque
-from collections.abc import Container
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping
+from typing import Any
 
-from importers import flags
-from importers.flag_ranges import RANGES
-from importers.flag_words import WORDS
+from importers import megatron_table as flags
 from importers.shell.expand import Expander
-from plan.ledger import MOST_HINTS, MOST_NAME, Ledger, nearest
+from importers.table import OPEN, Key, Values, hint
+from plan.ledger import MOST_HINTS, Ledger
 
 
-@dataclass(slots=True)
-class Arguments:
-    """Flags as given (new names) and those already translated."""
+class Arguments(Values):
+    """Flags as given (new names) and those already translated; `written`: new name → the old one that was written."""
 
-    ledger: Ledger
-    expander: Expander
-    given: dict[str, list[str]] = field(default_factory=dict)
-    read: set[str] = field(default_factory=set)
-    old: dict[str, str] = field(default_factory=dict)
-    """For every flag that was written under an old name: that name."""
+    kind = "flag"
+
+    def __init__(self, expander: Expander, ledger: Ledger) -> None:
+        super().__init__(flags.FLAGS, {}, ledger)
+        self.expander = expander
 
     @classmethod
-    def parse(cls, words: tuple[str, ...], expander: Expander, ledger: Ledger) -> "Arguments":
-        """Group the words of a command into flags and values."""
-        arguments = cls(ledger, expander)
+    def parse(
+        cls, words: tuple[str, ...], expander: Expander, ledger: Ledger, asked: Mapping[str, Any] | None = None
+    ) -> "Arguments":
+        """Group the words of a command into flags and values; `asked` counts instead of the flags."""
+        arguments = cls(expander, ledger)
         queue = deque(words)
         while queue:
             word = queue.popleft()
@@ -47,11 +46,11 @@ class Arguments:
                 values.append(queue.popleft())
             if len(values) < limit.least:
                 many = "a value" if limit.least == 1 else f"{limit.least} values"
-                (ledger.warn if flag in flags.NO_EFFECT else ledger.problem)(
-                    f"{flag} needs {many}, but none follows it"
-                )
+                idle = flag in flags.FLAGS and flags.FLAGS[flag].effect == "idle"
+                (ledger.warn if idle else ledger.problem)(f"{flag} needs {many}, but none follows it")
                 continue
             arguments._add(flag, [_unquoted(value) for value in values])
+        arguments.lay({target: str(value) for target, value in (asked or {}).items()})
         return arguments
 
     def _stray(self, word: str) -> None:
@@ -67,102 +66,75 @@ class Arguments:
     def _add(self, flag: str, values: list[str]) -> None:
         if flag in flags.RENAMED:
             flag, values = self._renamed(flag, values)
-        if flag in self.given and self.given[flag] != values:
-            before, now = (" ".join(map(self.expander.show, each)) or "(none)" for each in (self.given[flag], values))
+        value = " ".join(values)
+        if flag in self.given and self.given[flag] != value:
+            before, now = (self.expander.show(each) or "(none)" for each in (self.given[flag], value))
             self.ledger.warn(f"{flag} is given twice, {before} and {now}: the last one counts")
-        self.given[flag] = values
+        self.given[flag] = value
 
     def _renamed(self, flag: str, values: list[str]) -> tuple[str, list[str]]:
         new, remark = flags.RENAMED[flag]
         first, *rest = new.split()
         self.ledger.note(f"{flag} is an old form of {new}" + (f": {remark}" if remark else ""))
-        self.old[first] = flag
+        self.written[first] = flag
         rest = [" ".join(values) if word == "VALUE" else word for word in rest]
         for name, value in zip(rest[1::2], rest[2::2], strict=True):
-            self.given.setdefault(name, [value])
+            self.given.setdefault(name, value)
         return first, rest[:1] or values
 
-    def override(self, values: dict[str, object]) -> None:
-        """What the command line says instead of a flag."""
-        self.given |= {flag: [str(value)] for flag, value in values.items()}
-
-    def has(self, flag: str) -> bool:
-        """Whether a flag was given; counts as translated."""
-        self.read.add(flag)
-        return flag in self.given
-
-    def text(self, flag: str, default: str | None = None) -> str | None:
-        """The value of a flag; a problem naming the variable when it is unknown."""
-        if not self.has(flag):
-            return default
-        value = " ".join(self.given[flag])
-        reasons = self.expander.why(value)
-        if reasons:
-            sentence = f"{flag} is {self.expander.show(value)}, whose value is unknown: {reasons[0].sentence()}"
-            if flag in flags.WITHOUT_TIME and reasons[0].kind != "undefined":
-                self.ledger.warn(f"{sentence}; its default is taken, which changes neither step time nor memory")
-            else:
-                self.ledger.problem(sentence)
-            return default
-        words = WORDS.get(flag)
-        return value if words is None else self.ledger.choice(value, self.old.get(flag, flag), words) or default
+    def legal(self, key: Key, value: Any) -> Any:
+        """The value as its type; a problem that names the variable where it is unknown."""
+        if key.kind == "switch":
+            return True
+        reasons = self.expander.why(str(value))
+        if not reasons:
+            return super().legal(key, value)
+        sentence = f"{key.name} is {self.expander.show(str(value))}, whose value is unknown: {reasons[0].sentence()}"
+        if not key.untimed or reasons[0].kind == "undefined":
+            self.ledger.problem(sentence)
+            return None
+        self.ledger.warn(f"{sentence}; its default is taken, which changes neither step time nor memory")
+        return OPEN
 
     def file(self, flag: str, written: Container[str]) -> str | None:
         """The value of a flag that names a file; a name not fully known serves when the script wrote that file."""
-        name = " ".join(self.given.get(flag, []))
+        name = self.given.get(flag, "")
         return name if self.has(flag) and name in written else self.text(flag)
-
-    def idle(self, flag: str, reason: str) -> None:
-        """Note that a flag, if given, has no effect for `reason`; counts as translated."""
-        if self.has(flag):
-            self.ledger.note(f"{flag} has no effect {reason}")
 
     def shown(self, flag: str) -> str | None:
         """The value as a user may read it, unknown parts as their names; for values that only give a hint."""
-        return self.expander.show(" ".join(self.given[flag])) if self.has(flag) else None
+        return self.expander.show(self.given[flag]) if self.has(flag) else None
 
-    def integer(self, flag: str, default: int | None = None) -> int | None:
-        """The value as a whole number in the flag's range; None and a problem when it is none."""
-        value = self.text(flag)
-        least = RANGES.get(flag, {}).get("least")
-        return default if value is None else self.ledger.integer(value, self.old.get(flag, flag), least)
+    def said(self, key: str) -> str:
+        """A flag with its value."""
+        return " ".join([key, *([self.expander.show(self.given[key])] if self.given[key] else [])])
 
-    def number(self, flag: str, default: float | None = None) -> float | None:
-        """The value as a number in the flag's range; None and a problem when it is none."""
-        value = self.text(flag)
-        bounds = RANGES.get(flag, {})
-        return default if value is None else self.ledger.number(value, self.old.get(flag, flag), **bounds)
+    def find(self, name: str) -> Key | None:
+        """The row of a flag; one that is known by its family only has no effect."""
+        return flags.FLAGS.get(name) or (Key(name, "list", effect="idle") if flags.family(name) else None)
 
-    def finish(self, accept_unknown: bool = False) -> None:
+    def account(self, accept_unknown: bool = False) -> None:
         """Account for every flag that was not translated. One that nobody knows is refused where its name says that
         it changes the model, its precision, its layout or its memory, unless `accept_unknown`.
         """
-        without: list[str] = []
-        refused = 0
-        for flag, values in self.given.items():
-            if flag in self.read:
-                continue
-            what = flags.family(flag)
-            if flag in flags.UNMODELLED:
-                self.ledger.warn(f"{' '.join([flag, *map(self.expander.show, values)])}: {flags.UNMODELLED[flag][1]}")
-            elif flag in flags.NO_EFFECT or what is not None or flag in flags.TRANSLATED:
-                without.append(flag)
-            elif accept_unknown or not flags.MATTERS.search(flag):
-                self.ledger.unknown(flag, flags.known_flags(), "flag")
-            else:
-                refused += 1
-                near = nearest(flag, flags.known_flags()) if refused <= MOST_HINTS and len(flag) <= MOST_NAME else None
-                written = " ".join([flag, *map(self.expander.show, values)])
-                self.ledger.problem(
-                    f"unknown flag {written}: it may change the model, its precision, its layout or its memory;"
-                    + (f" did you mean --{near.lstrip('-')}?" if near else "")
-                    + " --accept-unknown forecasts the run without it"
-                )
-            self._mention_unknown(flag, values)
-        self.ledger.no_effect(without, "flags")
+        rest = [flag for flag in self.given if flag not in self.touched]
+        for flag in rest:
+            self._mention_unknown(flag)
+        refused = [
+            flag for flag in rest if self.find(flag) is None and not accept_unknown and flags.MATTERS.search(flag)
+        ]
+        for number, flag in enumerate(refused):
+            near = hint(flag, flags.known_flags()) if number < MOST_HINTS else None
+            self.ledger.problem(
+                f"unknown flag {self.said(flag)}: it may change the model, its precision, its layout or its memory;"
+                + (f" did you mean {near}?" if near else "")
+                + " --accept-unknown forecasts the run without it"
+            )
+        self.touched.update(refused)
+        super().account()
 
-    def _mention_unknown(self, flag: str, values: list[str]) -> None:
-        for reason in {each for value in values for each in self.expander.why(value)}:
+    def _mention_unknown(self, flag: str) -> None:
+        for reason in self.expander.why(self.given[flag]):
             if reason.kind == "undefined":
                 self.ledger.note(
                     f"{flag} uses {reason.detail}, which is not defined in the script; it does not matter for the"

@@ -2,21 +2,21 @@
 
     pieces = translate(config, Setting(ranks=8, where="--nodes 1"), ledger)
 
-Every key is checked against the known ones; old names are rewritten with a note; values left at "auto" are listed with
-what is assumed. Defaults that changed between releases are pinned by `semantics`: "current" (mid-2026 and later) or
-"before-2026".
+Every key is checked against the known ones (`importers.deepspeed_table`); old names are rewritten with a note; values
+left at "auto" are what a trainer makes of them, and listed. Defaults that changed between releases are pinned by
+`semantics`: "current" (mid-2026 and later) or "before-2026".
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from importers import deepspeed_keys as keys
+from importers import deepspeed_table as keys
 from importers import partitioned
-from importers.deepspeed_account import account, in_range
 from importers.deepspeed_batch import Batch, solve
 from importers.deepspeed_optimizer import Semantics, clipping, optimizer_section
 from importers.deepspeed_zero import zero_section
+from importers.table import Values, unknown
 from plan.ledger import Ledger
 from plan.lenient_json import read_json
 from program.nearest import shown
@@ -41,20 +41,26 @@ class Setting:
     semantics: Semantics = "current"
     precision: str = "bf16"
     """What a trainer fills in: the type of the model's configuration, else bf16, which A100 and later have."""
+    filler: str = "trainers fill it in on A100 and later (DeepSpeed by itself: fp32)"
+    hidden: int | None = None
+    """The model's hidden size, which "auto" buckets follow."""
+    auto: Mapping[str, Any] = field(default_factory=dict)
+    """What the trainer's own file says for "auto", by the dotted keys of DeepSpeed."""
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    """What --set says."""
+
+
+class DeepSpeed(Values):
+    """The dotted keys of a configuration."""
+
+    kind = "DeepSpeed key"
 
 
 def is_deepspeed(config: Mapping[str, Any]) -> bool:
     """Whether a JSON object looks like a DeepSpeed configuration."""
-    marks = {
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "gradient_accumulation_steps",
-        "zero_optimization",
-        "zero_allow_untested_optimizer",
-        "fp16",
-        "bf16",
-    }
-    return bool(marks & set(config))
+    marks = """train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps zero_optimization
+    zero_allow_untested_optimizer fp16 bf16""".split()
+    return bool(set(marks) & set(config))
 
 
 def read(text: str, where: str) -> dict[str, Any]:
@@ -64,86 +70,95 @@ def read(text: str, where: str) -> dict[str, Any]:
 
 def translate(config: Mapping[str, Any], setting: Setting, ledger: Ledger) -> dict[str, Any]:
     """Parts of a run: {"plan": ..., "optimizer": ...}. Problems and warnings go to the ledger."""
-    clean = in_range(_resolve_auto(_known(config, "", ledger), setting.script, ledger), ledger)
+    values, unread = _values(config, setting, ledger)
+    values.check()
     plan: dict[str, Any] = {"implementation": "deepspeed"}
-    plan |= _batch(clean, setting, ledger)
-    plan |= _precision(clean, setting, ledger)
-    plan |= zero_section(clean, ledger)
-    plan |= _activations(clean, setting, plan.get("offload", {}), ledger)
+    plan |= _batch(values, setting)
+    plan |= _precision(values, setting)
+    plan |= zero_section(values)
+    plan |= _activations(values, setting, plan.get("offload", {}))
     if not setting.script:
-        partitioned.deepspeed(plan, clean.get("zero_optimization"), ledger)
-    optimizer = optimizer_section(clean, plan, ledger)
-    optimizer |= clipping(clean, setting.clip, setting.semantics, ledger)
-    account(clean, ledger)
+        sizes = {key.rpartition(".")[2]: value for key, value in values.given.items()}
+        partitioned.deepspeed(plan, sizes, ledger)
+    optimizer = optimizer_section(values, plan) | clipping(values, setting.clip, setting.semantics)
+    _not_forecast(values)
+    values.touched |= keys.OBJECTS
+    values.account()
+    unknown("DeepSpeed key", unread, list(keys.KEYS), ledger)
     return {"plan": plan, "optimizer": optimizer} if optimizer else {"plan": plan}
 
 
-def _known(config: Mapping[str, Any], section: str, ledger: Ledger) -> dict[str, Any]:
-    """The keys under their present names; unknown ones reported and dropped."""
-    known = keys.SECTIONS.get(section, keys.TOP) if section in keys.SECTIONS or not section else None
-    result: dict[str, Any] = {}
-    for key, value in config.items():
-        path = f"{section}.{key}" if section else key
-        if path in keys.RENAMED:
-            new, stands_for = keys.RENAMED[path]
-            ledger.note(f"{path} is an old name of {new}")
-            if stands_for is not None:
-                if not ledger.boolean(value, path):
-                    continue
-                value = stands_for
-            key, path = new.rsplit(".", 1)[-1], new
-        if (
-            path in keys.OBJECTS
-            and not isinstance(value, Mapping)
-            and not (path == "zero_optimization" and isinstance(value, bool))
-        ):
-            if value is not None:
-                example = keys.FIRST.get(path, "enabled")
-                ledger.problem(f'{path} is {shown(value)}, but must be an object such as {{"{example}": ...}}')
-            continue
-        if known is not None and key not in known:
-            ledger.unknown(key, known, "DeepSpeed key", inside=section)
-            continue
-        result[key] = _known(value, path, ledger) if isinstance(value, Mapping) else value
-    return result
+def _values(config: Mapping[str, Any], setting: Setting, ledger: Ledger) -> tuple[DeepSpeed, list[str]]:
+    """The keys under their names of today, with what stands for "auto"; and the names that nobody knows."""
+    given: dict[str, Any] = {}
+    unread: list[str] = []
 
-
-def _resolve_auto(config: dict[str, Any], script: bool, ledger: Ledger) -> dict[str, Any]:
-    """Without the values a trainer was to fill in; one warning lists them."""
-    found: list[str] = []
-
-    def strip(part: dict[str, Any], path: str) -> dict[str, Any]:
-        kept = {}
+    def lay(part: Mapping[str, Any], inside: str) -> None:
         for key, value in part.items():
-            name = f"{path}{key}"
-            if isinstance(value, str) and value.strip().lower() == "auto":
-                found.append(name)
-            else:
-                kept[key] = strip(value, f"{name}.") if isinstance(value, dict) else value
-        return kept
+            path = f"{inside}{key}"
+            if path in keys.RENAMED:
+                new, stands_for = keys.RENAMED[path]
+                ledger.note(f"{path} is an old name of {new}")
+                if stands_for is not None:
+                    if not ledger.boolean(value, path):
+                        continue
+                    value = stands_for
+                path = new
+            if path == "zero_optimization" and isinstance(value, bool):
+                ledger.note(f"zero_optimization {str(value).lower()} is an old form of stage {int(value)}")
+                value = {"stage": int(value)}
+            if path == "zero_optimization.stage" and isinstance(value, bool):
+                ledger.note(f"zero_optimization.stage {str(value).lower()} is an old form of {int(value)}")
+                value = int(value)
+            if path not in keys.OBJECTS:
+                given[path] = value
+            elif isinstance(value, Mapping):
+                given[path] = value
+                lay(value, f"{path}.")
+            elif value is not None:
+                example = keys.EXAMPLES.get(path, "enabled")
+                ledger.problem(f'{path} is {shown(value)}, but must be an object such as {{"{example}": ...}}')
 
-    result = strip(config, "")
-    precision = () if script else ("fp16.enabled", "bf16.enabled")  # a JSON alone has a sentence of its own for it
-    if open_ := [name for name in found if name not in precision]:
+    lay(config, "")
+    known = DeepSpeed(keys.KEYS, {}, ledger)
+    unread += [path for path in given if known.find(path) is None]
+    given = _filled_in({path: value for path, value in given.items() if path not in unread}, setting, ledger)
+    if {"plan.global_batch_size", "plan.micro_batch_size"} & setting.asked.keys() and "train_batch_size" in {
+        *given,
+        *(["train_batch_size"] if "plan.global_batch_size" in setting.asked else []),
+    }:
+        given.pop("gradient_accumulation_steps", None)  # the whole batch that is asked for takes its place
+    return DeepSpeed(keys.KEYS, given, ledger, setting.asked), unread
+
+
+def _filled_in(given: dict[str, Any], setting: Setting, ledger: Ledger) -> dict[str, Any]:
+    """With the values that a trainer fills in for "auto"."""
+    left = [key for key, value in given.items() if isinstance(value, str) and value.strip().lower() == "auto"]
+    found = {key: value for key, value in given.items() if key not in left}
+    trainer: dict[str, Any] = {} if setting.script else {**keys.AUTO_OF_THE_TRAINER, **setting.auto}
+    if setting.hidden:
+        trainer |= {key: size(setting.hidden) for key, size in keys.AUTO_OF_THE_MODEL.items()}
+    said = []
+    for key in left:
+        if key in trainer:
+            found[key] = trainer[key]
+        if setting.script or key not in ("fp16.enabled", "bf16.enabled"):  # a JSON alone has a sentence of its own
+            said.append(f"{key} = {shown(trainer[key])}" if key in trainer else key)
+    if said:
         ledger.warn(
-            f'still "auto", to be filled by a trainer, and taken at their defaults here: {", ".join(open_)}; give them'
-            " values"
+            'still "auto", to be filled by a trainer (Hugging Face\'s Trainer, Accelerate): '
+            f"{', '.join(said)}; a key without a value here is at DeepSpeed's default"
         )
-        if {"train_batch_size", "train_micro_batch_size_per_gpu"} & set(open_) and not {
-            "train_batch_size",
-            "train_micro_batch_size_per_gpu",
-        } & set(result):
-            result["__auto_batch"] = True
-    return result
+    if {"train_batch_size", "train_micro_batch_size_per_gpu"} & set(left):
+        found.setdefault("__auto_batch", True)
+    return found
 
 
-def _batch(config: dict[str, Any], setting: Setting, ledger: Ledger) -> dict[str, Any]:
-    def whole(key: str) -> int | None:
-        return ledger.integer(config[key], key, least=1) if key in config else None
-
+def _batch(values: Values, setting: Setting) -> dict[str, Any]:
+    ledger, open_ = values.ledger, values.given.pop("__auto_batch", False)
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    given = Batch(*map(whole, names))
-    if setting.wrong or any(key in config and whole(key) is None for key in names):
+    given = Batch(*map(values.whole, names))
+    if setting.wrong or set(names) & values.wrong:
         return {}  # what would follow from the others is not what was meant
     _agree(given, setting, ledger)
     merged = Batch(
@@ -152,13 +167,13 @@ def _batch(config: dict[str, Any], setting: Setting, ledger: Ledger) -> dict[str
         given.accumulation,
     )
     if merged.train is None and merged.micro is None and not setting.script:
-        state = "open" if config.get("__auto_batch") else "not given, which DeepSpeed refuses"
-        ledger.warn(
-            f"the batch size is {state}: micro batch 1 is assumed; give train_batch_size, or"
-            " --set plan.micro_batch_size=N"
-        )
-        merged = Batch(None, 1, merged.accumulation or 1)
-    config.pop("__auto_batch", None)
+        micro = setting.auto.get("train_micro_batch_size_per_gpu", keys.TRAINER_MICRO_BATCH if open_ else 1)
+        merged = Batch(None, micro, merged.accumulation or 1)
+        if "train_micro_batch_size_per_gpu" not in setting.auto:
+            why = "the default of Hugging Face's Trainer" if open_ else "not given, which DeepSpeed refuses"
+            ledger.assume(
+                "batch", f"{micro} a GPU ({why})", "train_micro_batch_size_per_gpu", "memory, step time, tokens a step"
+            )
     solved = solve(merged, setting.ranks, setting.where, ledger)
     if solved.train is None and solved.micro is not None and (solved.accumulation or 1) > 1:
         ledger.problem(
@@ -182,77 +197,72 @@ def _agree(given: Batch, setting: Setting, ledger: Ledger) -> None:
             )
 
 
-def _precision(config: dict[str, Any], setting: Setting, ledger: Ledger) -> dict[str, Any]:
-    on = [
-        name
-        for name in ("fp16", "bf16")
-        if ledger.boolean(config.get(name, {}).get("enabled", False), f"{name}.enabled")
-    ]
+def _precision(values: Values, setting: Setting) -> dict[str, Any]:
+    ledger = values.ledger
+    on = [name for name in ("fp16", "bf16") if values.on(f"{name}.enabled")]
     if len(on) == 2:
         ledger.problem("fp16.enabled and bf16.enabled exclude each other; keep one")
     if not on and setting.script:
         return {}
-    off = [name for name in ("fp16", "bf16") if "enabled" in config.get(name, {})]
-    if not on and off:
+    if not on and any(values.has(f"{name}.enabled") for name in ("fp16", "bf16")):
         return {"precision": "fp32"}
     if not on:
-        ledger.warn(
-            f"the JSON leaves the precision to the trainer: {setting.precision} is taken, as trainers fill it in on"
-            " A100 and later; --set plan.precision=fp32 is what DeepSpeed does by itself"
+        ledger.assume(
+            "precision",
+            f"{setting.precision}, as {setting.filler}",
+            "bf16.enabled, fp16.enabled",
+            "step time and memory",
         )
         if setting.precision == "fp32":
             return {"precision": "fp32"}
         on = [setting.precision]
-        config = {**config, on[0]: {}}
-    section = config[on[0]]
-    if on[0] == "fp16":
-        scale = ledger.number(section.get("loss_scale", 0), "fp16.loss_scale")
-        unused = [
-            key
-            for key in ("initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale")
-            if key in section
-        ]
-        if scale:
-            remark = f", so {', '.join(unused)} are unused" if unused else " and does not change the step's time"
-            ledger.note(f"fp16.loss_scale {scale:g} is static{remark}")
+    if on[0] == "fp16" and (scale := values.number("fp16.loss_scale", 0)):
+        names = ("initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale")
+        unused = [name for name in names if values.has(f"fp16.{name}")]
+        remark = f", so {', '.join(unused)} are unused" if unused else " and does not change the step's time"
+        ledger.note(f"fp16.loss_scale {scale:g} is static{remark}")
     found: dict[str, Any] = {"precision": on[0]}
-    wide = config.get("data_types", {}).get("grad_accum_dtype")
-    if wide is not None:
-        wide = ledger.choice(wide, "data_types.grad_accum_dtype", keys.ACCUMULATION)
-    if not setting.script:
-        found["gradient_dtype"] = wide or on[0]
-    return found
+    wide = values.text("data_types.grad_accum_dtype")
+    return found if setting.script else found | {"gradient_dtype": wide or on[0]}
 
 
-def _activations(config: dict[str, Any], setting: Setting, offload: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
+def _activations(values: Values, setting: Setting, offload: dict[str, Any]) -> dict[str, Any]:
     """Activation checkpointing. The section tunes it; the model must switch it on, which a lone JSON cannot say."""
-    section = config.get("activation_checkpointing")
-    if not section:
-        return {}
-    used = {
-        key
-        for key in (
-            "partition_activations",
-            "cpu_checkpointing",
-            "contiguous_memory_optimization",
-            "number_checkpoints",
-        )
-        if section.get(key)
-    }
+    section, ledger = "activation_checkpointing", values.ledger
+    switches = ("partition_activations", "cpu_checkpointing", "contiguous_memory_optimization")
+    used = {name for name in switches if values.on(f"{section}.{name}")}
+    if values.has(f"{section}.number_checkpoints") and values.given[f"{section}.number_checkpoints"]:
+        used.add("number_checkpoints")
     if not used:
         return {}
     found: dict[str, Any] = {}
     if not setting.script:
         found["recompute"] = "full"
-        ledger.warn(
-            f"activation_checkpointing sets {', '.join(sorted(used))}: full recompute is taken to be on, which the"
-            " model must do itself (deepspeed.checkpointing; Hugging Face's gradient_checkpointing does not read these"
-            " keys)"
+        ledger.assume(
+            "recompute",
+            f"full: {section} sets {', '.join(sorted(used))}, and the model must recompute by itself"
+            " (deepspeed.checkpointing; Hugging Face's gradient_checkpointing does not read these keys)",
+            "--set plan.recompute=none",
+            "memory and step time",
         )
     if "partition_activations" in used and setting.tensor_parallel > 1:
         found["partition_activations"] = True
     elif "partition_activations" in used:
-        ledger.note("activation_checkpointing.partition_activations has no effect without tensor parallelism")
+        ledger.note(f"{section}.partition_activations has no effect without tensor parallelism")
+    if "contiguous_memory_optimization" in used:
+        ledger.note(f"{section}.contiguous_memory_optimization has no effect on what is kept: one buffer")
     if "cpu_checkpointing" in used:
         found["offload"] = {**offload, "activations": "cpu"}
     return found
+
+
+def _not_forecast(values: Values) -> None:
+    for key, nearest in keys.NOT_FORECAST.items():
+        if not values.has(key):
+            continue
+        value = values.given[key]
+        on = value.get("enabled", True) if isinstance(value, Mapping) else value is True or (value and value != 1)
+        if on:
+            values.ledger.not_yet(f"DeepSpeed's {key}", nearest)
+        else:
+            values.ledger.note(f"DeepSpeed's {key} is switched off")

@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+from importers.table import Values
 from plan.ledger import Ledger
 from program.nearest import shown
 
@@ -10,37 +11,32 @@ CLIPPING: dict[str, float] = {"current": 1.0, "before-2026": 0.0}
 SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 
 
-def optimizer_section(config: dict[str, Any], plan: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
+def optimizer_section(values: Values, plan: dict[str, Any]) -> dict[str, Any]:
     """Optimizer and learning-rate schedule; 1-bit Adam is a choice of the plan."""
-    section = config.get("optimizer")
     found: dict[str, Any] = {}
-    if section:
-        kind, values = _type(section, "optimizer", "AdamW", ledger), section.get("params") or {}
+    if values.given.get("optimizer"):
+        kind = _type(values, "optimizer", "AdamW")
         if kind.lower() == "onebitadam":
             plan["gradient_compression"] = "onebit-adam"
             if plan["zero_stage"] > 0:
-                ledger.problem(
+                values.ledger.problem(
                     f"1-bit Adam is not compatible with ZeRO: optimizer OneBitAdam with stage {plan['zero_stage']}; use"
                     " stage 0 or AdamW"
                 )
         elif kind.lower() not in ("adam", "adamw"):
-            ledger.not_yet(f"the optimizer {kind}", "AdamW")
-        found |= {
-            name: ledger.number(values[key], f"optimizer.params.{key}", above=0 if key == "eps" else None)
-            for name, key in (("lr", "lr"), ("eps", "eps"), ("weight_decay", "weight_decay"))
-            if key in values
-        }
-        if "betas" in values:
-            found |= _betas(values["betas"], ledger)
-    return found | _schedule(config.get("scheduler"), ledger)
+            values.ledger.not_yet(f"the optimizer {kind}", "AdamW")
+        found = {key: value for key, value in values.run("optimizer").items() if key != "clip_norm"}
+        if values.has("optimizer.params.betas"):
+            found |= _betas(values.given["optimizer.params.betas"], values.ledger)
+    return found | _schedule(values)
 
 
-def _type(section: dict[str, Any], name: str, usual: str, ledger: Ledger) -> str:
+def _type(values: Values, name: str, usual: str) -> str:
     """The `type` of an optimizer or a scheduler: a name."""
-    given = section.get("type", usual)
+    given = values.given[f"{name}.type"] if values.has(f"{name}.type") else usual
     if isinstance(given, str):
         return given
-    ledger.problem(f"{name}.type is {shown(given)}, but must be a name such as {usual!r}")
+    values.ledger.problem(f"{name}.type is {shown(given)}, but must be a name such as {usual!r}")
     return usual
 
 
@@ -51,31 +47,32 @@ def _betas(given: object, ledger: Ledger) -> dict[str, Any]:
     return {"betas": [ledger.number(beta, "optimizer.params.betas", least=0, below=1) for beta in given]}
 
 
-def _schedule(section: dict[str, Any] | None, ledger: Ledger) -> dict[str, Any]:
-    if not section:
+def _schedule(values: Values) -> dict[str, Any]:
+    if not values.given.get("scheduler"):
         return {}
-    kind, values = _type(section, "scheduler", "WarmupLR", ledger), section.get("params") or {}
+    kind = _type(values, "scheduler", "WarmupLR")
     if kind not in SCHEDULES:
-        ledger.warn(
+        values.ledger.warn(
             f"the scheduler {kind} is not translated: it changes the loss, not the step time; a constant rate is taken"
         )
         return {"schedule": {"kind": "constant", "warmup_steps": 0}}
     schedule: dict[str, Any] = {
         "kind": SCHEDULES[kind],
-        "warmup_steps": ledger.integer(values.get("warmup_num_steps", 0), "scheduler.params.warmup_num_steps"),
+        "warmup_steps": values.whole("scheduler.params.warmup_num_steps", 0),
     }
-    if "total_num_steps" in values:
-        schedule["decay_steps"] = ledger.integer(values["total_num_steps"], "scheduler.params.total_num_steps")
+    if values.has("scheduler.params.total_num_steps"):
+        schedule["decay_steps"] = values.whole("scheduler.params.total_num_steps")
     found: dict[str, Any] = {"schedule": schedule | ({"min_lr": 0.0} if kind != "WarmupLR" else {})}
-    if "warmup_max_lr" in values:
-        found["lr"] = ledger.number(values["warmup_max_lr"], "scheduler.params.warmup_max_lr")
+    if values.has("scheduler.params.warmup_max_lr"):
+        found["lr"] = values.number("scheduler.params.warmup_max_lr")
     return found
 
 
-def clipping(config: dict[str, Any], clip: float | None, semantics: Semantics, ledger: Ledger) -> dict[str, Any]:
+def clipping(values: Values, clip: float | None, semantics: Semantics) -> dict[str, Any]:
     """Where gradients are clipped: the JSON's word, else the script's (`clip`), else the release's default."""
-    if "gradient_clipping" in config:
-        value = ledger.number(config["gradient_clipping"], "gradient_clipping")
+    ledger = values.ledger
+    if values.has("gradient_clipping"):
+        value = values.number("gradient_clipping")
         if clip is not None and value is not None and value != clip:
             ledger.warn(
                 f"gradient_clipping {value:g} in the DeepSpeed JSON and --clip-grad {clip:g} in the script:"

@@ -4,17 +4,17 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from importers import deepspeed, neox, torchtitan
+from importers import deepspeed, foundry, nemo, neox, torchtitan, trainer
 from plan import huggingface
 from plan.lenient_json import read_json
 from program.errors import InputError
 from program.files import parse_yaml, text_of
 from program.nearest import kind_of
 
-Format = Literal["run", "megatron", "deepspeed", "torchtitan", "huggingface", "neox"]
+Format = Literal["run", "megatron", "deepspeed", "torchtitan", "huggingface", "neox", "nemo", "llm-foundry", "trainer"]
 ACCEPTED = (
     "a run file (YAML), a Megatron launch script or argument string, a DeepSpeed JSON, a torchtitan TOML, a Hugging"
-    " Face config.json, or a GPT-NeoX YAML"
+    " Face config.json, or a YAML of GPT-NeoX, NeMo, Megatron-Bridge, llm-foundry, axolotl or LLaMA-Factory"
 )
 SCRIPT_SUFFIXES = frozenset({".sh", ".bash", ".slurm", ".sbatch", ".sub", ".job"})
 SECTIONS = frozenset({"model", "cluster", "plan"})
@@ -70,12 +70,16 @@ def _yaml(value: Any, path: Path) -> tuple[Format, Any]:
         raise InputError(f"{path} holds {kind_of(value)}; give {ACCEPTED}")
     if neox.is_neox(value):
         return "neox", value
+    if trainer.table_of(value) is not None:
+        return "trainer", value
     if isinstance(value.get("deepspeed"), dict) and deepspeed.is_deepspeed(value["deepspeed"]):
         return "deepspeed", value["deepspeed"]
     if "zero_optimization" in value:
         return "deepspeed", value
-    if {"fsdp_config", "max_duration", "global_train_batch_size"} & set(value):
-        raise InputError(f"{path} looks like an llm-foundry YAML, which is not read yet; give {ACCEPTED}")
+    if nemo.is_nemo(value):
+        return "nemo", value
+    if foundry.is_foundry(value):
+        return "llm-foundry", value
     return "run", value
 
 

@@ -9,7 +9,7 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from importers.flags import TRANSLATED
+from importers.megatron_table import FLAGS
 from importers.shell import PRINTERS
 from importers.shell.budget import Budget, pieces
 from importers.shell.script import Command, Script
@@ -90,7 +90,7 @@ def _split(command: Command) -> Launch:
     words = command.words
     place = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
     if place is None:
-        place = next(i for i, word in enumerate(words) if word.split("=")[0] in {*TRANSLATED, *MODEL_FLAGS}) - 1
+        place = next(i for i, word in enumerate(words) if word.split("=")[0] in {*FLAGS, *MODEL_FLAGS}) - 1
     return Launch(words[:place], words[place + 1 :], words[place] if place >= 0 else "", f"line {command.line}")
 
 

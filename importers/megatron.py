@@ -20,7 +20,6 @@ from importers.megatron_deepspeed import lay_deepspeed
 from importers.megatron_model import model_section
 from importers.megatron_plan import plan_section
 from importers.megatron_training import training_sections
-from importers.overrides import MEGATRON
 from importers.shell.script import Script
 from importers.world import Request, World, agree, cluster_section
 from plan import presets
@@ -57,24 +56,35 @@ def translate(script: Script, request: Request, ledger: Ledger) -> dict[str, Any
     if launch is None:
         return said
     _program(launch, ledger)
-    arguments = Arguments.parse(launch.flags, script.expander, ledger)
-    arguments.override({MEGATRON[key]: value for key, value in request.asked.items() if key in MEGATRON})
+    arguments = Arguments.parse(launch.flags, script.expander, ledger, request.asked)
     cluster, world = _cluster(script, launch, said, request, ledger)
+    run = of_arguments(arguments, request, cluster, world, ledger, script)
+    for section in ("model", "plan", "optimizer", "train", "data", "checkpoint", "budget"):
+        if isinstance(said.get(section), Mapping):
+            run[section] = presets.merge(run.get(section, {}), said[section])
+    return run
+
+
+def of_arguments(
+    arguments: Arguments,
+    request: Request,
+    cluster: Mapping[str, Any],
+    world: World,
+    ledger: Ledger,
+    script: Script | None = None,
+) -> dict[str, Any]:
+    """The run of a command's flags; `script` for the files and variables beside them."""
     model = _model(arguments, request, ledger)
     plan = plan_section(arguments, _layers(model), ledger)
-    plan |= _launches(script, ledger)
-    run: dict[str, Any] = {"model": model, "plan": plan}
-    if cluster:
-        run = {"model": model, "cluster": cluster, "plan": plan}
-    lay_deepspeed(script, arguments, run, world, request, ledger)
+    run: dict[str, Any] = {"model": model, **({"cluster": dict(cluster)} if cluster else {}), "plan": plan}
+    if script is not None:
+        plan |= _launches(script, ledger)
+        lay_deepspeed(script, arguments, run, world, request, ledger)
     plan |= request.of("plan", ("attention", "recompute", "precision"))
     batch = explain_batch(arguments, plan, world, ledger)
     run |= training_sections(arguments, batch, _whole(model.get("seq_length")), run.pop("optimizer", {}), ledger)
     _attention_dropout(model, plan, ledger)
-    arguments.finish(request.accept_unknown)
-    for section in ("model", "plan", "optimizer", "train", "data", "checkpoint", "budget"):
-        if isinstance(said.get(section), Mapping):
-            run[section] = presets.merge(run.get(section, {}), said[section])
+    arguments.account(request.accept_unknown)
     return run
 
 
@@ -147,7 +157,7 @@ def _model(arguments: Arguments, request: Request, ledger: Ledger) -> dict[str, 
         ledger.warn(
             f"--model {chosen.get('preset', chosen.get('name', 'given'))} replaces the model of the script's flags"
         )
-    length = arguments.integer("--seq-length")
+    length = arguments.whole("--seq-length")
     return chosen | ({"seq_length": length} if length else {})
 
 
@@ -164,6 +174,14 @@ def model_of(model: str | Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     except ValueError as error:
         ledger.problem(f"--model: {error}")
     return {"preset": model}
+
+
+def hidden_of(model: str | Mapping[str, Any] | None, asked: Mapping[str, Any]) -> int | None:
+    """The hidden size of a model that is named or given, if it is known."""
+    found = {} if model is None else model_of(model, Ledger())
+    name = str(found.get("preset"))
+    known = presets.preset("models", name) if name in presets.names("models") else {}
+    return _whole(asked.get("model.hidden", found.get("hidden", known.get("hidden"))))
 
 
 def _layers(model: Mapping[str, Any]) -> int | None:

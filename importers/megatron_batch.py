@@ -41,7 +41,7 @@ def explain_batch(a: Arguments, plan: Mapping[str, Any], world: World, ledger: L
 
 def _one_micro_batch(a: Arguments, micro: int, ranks: int, stages: int, ledger: Ledger) -> None:
     """Without a global batch a step is one micro-batch, which the old flag `--batch-size` often did not mean."""
-    old = a.old.get("--micro-batch-size")
+    old = a.written.get("--micro-batch-size")
     ledger.note(
         f"--global-batch-size is not given: {micro * ranks} = micro batch {micro} × {ranks} data-parallel ranks,"
         " one micro-batch a step"
@@ -56,7 +56,7 @@ def _one_micro_batch(a: Arguments, micro: int, ranks: int, stages: int, ledger: 
 
 def _ramp(a: Arguments, micro: int, ranks: int, ledger: Ledger) -> None:
     """Every batch size of a ramp is whole micro-batches too."""
-    for start in a.given.get("--rampup-batch-size", [])[:2]:
+    for start in a.given.get("--rampup-batch-size", "").split()[:2]:
         number = ledger.integer(start, "--rampup-batch-size")
         if number is None or number % (micro * ranks) == 0:
             continue

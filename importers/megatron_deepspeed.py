@@ -8,9 +8,7 @@ from typing import Any
 
 from importers import deepspeed, partitioned
 from importers.arguments import Arguments
-from importers.deepspeed_optimizer import Semantics
 from importers.megatron_plan import model_parallel
-from importers.overrides import DEEPSPEED, laid
 from importers.shell.script import Script
 from importers.world import Request, World
 from plan.ledger import Ledger
@@ -26,7 +24,7 @@ def lay_deepspeed(
     ledger: Ledger,
 ) -> None:
     """Lay the DeepSpeed configuration over the plan: JSON wins for ZeRO, both must agree on the batch."""
-    used, name, stage = a.has("--deepspeed"), a.file("--deepspeed_config", script.files), a.integer("--zero-stage")
+    used, name, stage = a.has("--deepspeed"), a.file("--deepspeed_config", script.files), a.whole("--zero-stage")
     alone, plan = a.has("--no-pipeline-parallel"), run["plan"]
     a.idle("--deepspeed-activation-checkpointing", "of its own: --checkpoint-activations decides what is recomputed")
     a.idle("--zero-reduce-bucket-size", "here: the buckets of the DeepSpeed JSON are taken")
@@ -45,14 +43,13 @@ def lay_deepspeed(
             " to mean it"
         )
     config = _config(script, name, ledger)
-    config = laid(config, request.asked, DEEPSPEED) if config else config
-    pieces = _pieces(config, stage, _setting(a, plan, world, request.semantics), "--clip-grad" in a.given, ledger)
+    pieces = _pieces(config, stage, _setting(a, plan, world, request), "--clip-grad" in a.given, ledger)
     _same_precision(plan, pieces["plan"], ledger)
     _lay_over(plan, pieces["plan"], (config or {}).get("zero_optimization"), alone, ledger)
     run["optimizer"] = pieces.get("optimizer", {})
 
 
-def _setting(a: Arguments, plan: dict[str, Any], world: World, semantics: Semantics) -> deepspeed.Setting:
+def _setting(a: Arguments, plan: dict[str, Any], world: World, request: Request) -> deepspeed.Setting:
     """What the script's flags say of the configuration's surroundings."""
     size, copy = world.size, model_parallel(plan)
     batches = {"--micro-batch-size": "micro_batch_size", "--global-batch-size": "global_batch_size"}
@@ -66,7 +63,8 @@ def _setting(a: Arguments, plan: dict[str, Any], world: World, semantics: Semant
         micro=plan.get("micro_batch_size"),
         train=plan.get("global_batch_size"),
         clip=a.number("--clip-grad", 1.0),
-        semantics=semantics,
+        semantics=request.semantics,
+        asked=request.asked,
     )
 
 

@@ -15,8 +15,8 @@ def virtual_stages(a: Arguments, layers: int | None, stages: int | None, ledger:
     model.
     """
     found: dict[str, Any] = {}
-    per_stage = a.integer("--num-layers-per-virtual-pipeline-stage")
-    chunks = a.integer("--num-virtual-stages-per-pipeline-rank")
+    per_stage = a.whole("--num-layers-per-virtual-pipeline-stage")
+    chunks = a.whole("--num-virtual-stages-per-pipeline-rank")
     if per_stage is not None and chunks is not None:
         ledger.problem(
             f"--num-layers-per-virtual-pipeline-stage {per_stage} and --num-virtual-stages-per-pipeline-rank {chunks}"
@@ -43,7 +43,7 @@ def virtual_stages(a: Arguments, layers: int | None, stages: int | None, ledger:
         )
     if chunks is not None and chunks > 1:
         found["virtual_pipeline"] = chunks
-        if (group := a.integer("--microbatch-group-size-per-virtual-pipeline-stage")) is not None:
+        if (group := a.whole("--microbatch-group-size-per-virtual-pipeline-stage")) is not None:
             found["microbatch_group"] = group
     else:
         a.idle("--microbatch-group-size-per-virtual-pipeline-stage", "without virtual pipeline stages")
@@ -55,7 +55,7 @@ def pipeline_layout(
 ) -> dict[str, Any]:
     """Units per virtual stage, where the flags say so; Megatron's default is the same number of layers everywhere."""
     text = a.text("--pipeline-model-parallel-layout")
-    first, last = a.integer("--decoder-first-pipeline-num-layers"), a.integer("--decoder-last-pipeline-num-layers")
+    first, last = a.whole("--decoder-first-pipeline-num-layers"), a.whole("--decoder-last-pipeline-num-layers")
     embedding, loss = a.has("--account-for-embedding-in-pipeline-split"), a.has("--account-for-loss-in-pipeline-split")
     method = a.text("--pp-partition-method")
     if not layers or not stages or stages == 1:

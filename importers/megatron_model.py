@@ -31,9 +31,9 @@ POSITIONS = {
 
 def model_section(a: Arguments, ledger: Ledger) -> dict[str, Any]:
     """The `model:` section; {} when the command has no model flags."""
-    layers = a.integer("--num-layers") or a.integer("--encoder-num-layers") or a.integer("--decoder-num-layers")
-    hidden, heads = a.integer("--hidden-size"), a.integer("--num-attention-heads")
-    sequence = a.integer("--seq-length") or a.integer("--encoder-seq-length")
+    layers = a.whole("--num-layers") or a.whole("--encoder-num-layers") or a.whole("--decoder-num-layers")
+    hidden, heads = a.whole("--hidden-size"), a.whole("--num-attention-heads")
+    sequence = a.whole("--seq-length") or a.whole("--encoder-seq-length")
     needed = {"--num-layers": layers, "--hidden-size": hidden, "--num-attention-heads": heads, "--seq-length": sequence}
     missing = [flag for flag, value in needed.items() if value is None and flag not in a.given]
     if len(missing) >= 3:
@@ -56,7 +56,7 @@ def model_section(a: Arguments, ledger: Ledger) -> dict[str, Any]:
 
 def _attention(a: Arguments, heads: int, ledger: Ledger) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    groups = a.integer("--num-query-groups")
+    groups = a.whole("--num-query-groups")
     if groups is not None and not a.has("--group-query-attention"):
         ledger.warn(
             f"--num-query-groups {groups} has no effect without --group-query-attention; every head keeps its own keys"
@@ -65,9 +65,9 @@ def _attention(a: Arguments, heads: int, ledger: Ledger) -> dict[str, Any]:
         groups = None
     if a.has("--group-query-attention"):
         found["kv_heads"] = groups or 1
-    if (kv_heads := a.integer("--num-key-value-heads")) is not None:
+    if (kv_heads := a.whole("--num-key-value-heads")) is not None:
         found["kv_heads"] = kv_heads
-    if (width := a.integer("--kv-channels")) is not None:
+    if (width := a.whole("--kv-channels")) is not None:
         found["head_dim"] = width
     return {"kv_heads": heads} | found
 
@@ -83,13 +83,12 @@ def _mlp(a: Arguments, hidden: int, ledger: Ledger) -> dict[str, Any]:
         ledger.not_yet(f"the activation {gate} (--glu-activation)", "--swiglu")
     if a.has("--openai-gelu"):
         ledger.note("--openai-gelu: the tanh form of GELU, the one that is forecast")
-    ffn = a.integer("--ffn-hidden-size")
+    ffn = a.whole("--ffn-hidden-size")
     if ffn is None:
         # Megatron: 4h; with a gate two thirds of it, rounded down to a multiple of 64.
         ffn = 8 * hidden // 3 // 64 * 64 if gated else 4 * hidden
-        ledger.note(
-            f"--ffn-hidden-size is not given: {ffn} ({'8h/3 rounded down to a multiple of 64' if gated else '4h'})"
-        )
+        rule = "8h/3 rounded down to a multiple of 64" if gated else "4h"
+        ledger.assume("feed-forward width", f"{ffn} ({rule})", "--ffn-hidden-size", "parameters, step time and memory")
     return {"ffn": ffn, "activation": "swiglu" if gated else "gelu"}
 
 
@@ -106,7 +105,7 @@ def _positions(a: Arguments, sequence: int, ledger: Ledger) -> dict[str, Any]:
         ledger.not_yet(
             f"position embeddings of type {kind}", "--position-embedding-type rope, learned_absolute or alibi"
         )
-    table = a.integer("--max-position-embeddings")
+    table = a.whole("--max-position-embeddings")
     if found["positions"] == "learned":
         found["max_positions"] = table or sequence
         if table is None:
@@ -130,15 +129,19 @@ def _rope(a: Arguments, ledger: Ledger) -> dict[str, Any]:
 
 def _vocabulary(a: Arguments, model: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
     """Vocabulary and its padding: exact when a size is given, else from the tokenizer, else assumed with a warning."""
-    multiple = a.integer("--make-vocab-size-divisible-by", 128)
-    padded = a.integer("--pad-vocab-size-to") or a.integer("--padded-vocab-size")
+    multiple = a.whole("--make-vocab-size-divisible-by", 128)
+    padded = a.whole("--pad-vocab-size-to") or a.whole("--padded-vocab-size")
     kind, file = a.shown("--tokenizer-type"), a.shown("--tokenizer-model")
     if padded is not None:
         a.has("--vocab-size")
         return {"vocab": padded, "vocab_multiple": 1}
-    size = a.integer("--vocab-size")
+    size = a.whole("--vocab-size")
     if size is None:
-        size = _tokenizer_size(kind, file, _at_stake(a, model), ledger)
+        size, of = _tokenizer_size(kind, file, _at_stake(a, model), ledger)
+        padding = f", padded to a multiple of {multiple} × tensor parallel" if multiple else ""
+        ledger.assume(
+            "vocabulary", f"{size} {of}{padding}", "--vocab-size", "parameters and time of embedding and head"
+        )
     return {"vocab": size, "vocab_multiple": multiple}
 
 
@@ -152,24 +155,18 @@ def _at_stake(a: Arguments, model: dict[str, Any]) -> str:
     return f", {tables / (tables + rest):.0%} of the parameters"
 
 
-def _tokenizer_size(kind: str | None, file: str | None, at_stake: str, ledger: Ledger) -> int:
+def _tokenizer_size(kind: str | None, file: str | None, at_stake: str, ledger: Ledger) -> tuple[int, str]:
+    """A vocabulary, and what it is known from."""
     named = next((size for pattern, size in TOKENIZER_MODELS if file and pattern.search(file)), None)
     if named is not None:
-        ledger.note(f"vocabulary {named} from the tokenizer's name {file!r}")
-        return named
+        return named, f"from the tokenizer's name {file!r}"
     if kind in TOKENIZERS or (kind is None and file is None):
-        size = TOKENIZERS.get(kind or "", GPT2_VOCABULARY)
-        ledger.note(f"vocabulary {size} of {kind or 'the default tokenizer GPT2BPETokenizer'}")
-        return size
+        return TOKENIZERS.get(kind or "", GPT2_VOCABULARY), f"of {kind or 'the default tokenizer GPT2BPETokenizer'}"
     if kind == "NullTokenizer":
         ledger.problem("--tokenizer-type NullTokenizer needs --vocab-size")
-        return GPT2_VOCABULARY
+        return GPT2_VOCABULARY, ""
     named_by = f"{kind} with {file}" if kind and file else kind or file
-    ledger.warn(
-        f"the vocabulary of {named_by} cannot be read here: {GPT2_VOCABULARY} (GPT-2's) is assumed{at_stake}; give"
-        " --set model.vocab=N, or --vocab-size N in the script"
-    )
-    return GPT2_VOCABULARY
+    return GPT2_VOCABULARY, f"(GPT-2's), as the vocabulary of {named_by} cannot be read here{at_stake}"
 
 
 def _norms_and_rest(a: Arguments, ledger: Ledger) -> dict[str, Any]:
@@ -196,7 +193,7 @@ def _norms_and_rest(a: Arguments, ledger: Ledger) -> dict[str, Any]:
 
 
 def _unsupported(a: Arguments, sequence: int, ledger: Ledger) -> None:
-    experts = a.integer("--num-experts")
+    experts = a.whole("--num-experts")
     if experts is not None and experts > 1:
         ledger.not_yet(
             f"mixture of experts (--num-experts {experts})", "the dense model of the same shape, without --num-experts"
@@ -206,7 +203,7 @@ def _unsupported(a: Arguments, sequence: int, ledger: Ledger) -> None:
         int(side) < sequence for side in re.findall(r"(?<![0-9])[0-9]{1,12}(?![0-9])", window)
     ):
         ledger.not_yet(f"sliding-window attention (--window-size {window})", "full attention, without the flag")
-    depth = a.integer("--mtp-num-layers")
+    depth = a.whole("--mtp-num-layers")
     for flag, present, nearest in (
         ("--mtp-num-layers", bool(depth), "the model without multi-token prediction"),
         ("--multi-latent-attention", a.has("--multi-latent-attention"), "grouped-query attention"),

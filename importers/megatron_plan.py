@@ -35,6 +35,8 @@ def plan_section(a: Arguments, layers: int | None, ledger: Ledger) -> dict[str, 
     plan |= _precision(a, ledger)
     plan |= _attention(a, ledger)
     plan |= _communication(a, ledger)
+    if plan["implementation"] == "torch-fsdp":  # it overlaps by itself
+        plan["communication"].pop("overlap")
     plan |= _offload(a)
     return plan
 
@@ -46,22 +48,22 @@ def model_parallel(plan: Mapping[str, Any]) -> int | None:
 
 
 def _degrees(a: Arguments, ledger: Ledger) -> dict[str, Any]:
-    tensor = a.integer("--tensor-model-parallel-size", 1)
+    tensor = a.whole("--tensor-model-parallel-size", 1)
     found: dict[str, Any] = {
         "tensor_parallel": tensor,
-        "pipeline_parallel": a.integer("--pipeline-model-parallel-size", 1),
+        "pipeline_parallel": a.whole("--pipeline-model-parallel-size", 1),
     }
     if a.has("--sequence-parallel"):
         if tensor == 1:
             ledger.warn("--sequence-parallel has no effect at --tensor-model-parallel-size 1; it is left out")
         else:
             found["sequence_parallel"] = True
-    context = a.integer("--context-parallel-size", 1)
-    ulysses = a.integer("--ds-sequence-parallel-size", 1)
+    context = a.whole("--context-parallel-size", 1)
+    ulysses = a.whole("--ds-sequence-parallel-size", 1)
     if ulysses != 1:
         ledger.note(f"--ds-sequence-parallel-size {ulysses} is read as context_parallel {ulysses}")
         context = ulysses
-    experts = a.integer("--expert-model-parallel-size") or a.integer("--moe-expert-parallel-size")
+    experts = a.whole("--expert-model-parallel-size") or a.whole("--moe-expert-parallel-size")
     found |= {"context_parallel": context} if context != 1 else {}
     found |= {"expert_parallel": experts} if experts not in (None, 1) else {}
     if a.has("--use-tp-pp-dp-mapping"):
@@ -78,7 +80,7 @@ def _sharding(a: Arguments, ledger: Ledger) -> dict[str, Any]:
         ledger.note(f"--use-megatron-fsdp {strategy or 'optim_grads_params'} is zero_stage {stage}")
     else:
         a.idle("--data-parallel-sharding-strategy", "without --use-megatron-fsdp")
-    instances = a.integer("--num-distributed-optimizer-instances", 1)
+    instances = a.whole("--num-distributed-optimizer-instances", 1)
     if instances != 1:
         ledger.not_yet(
             f"--num-distributed-optimizer-instances {instances}", "1, one instance over all data-parallel ranks"
@@ -91,7 +93,7 @@ def _sharding(a: Arguments, ledger: Ledger) -> dict[str, Any]:
 
 
 def _batch(a: Arguments, ledger: Ledger) -> dict[str, Any]:
-    micro, whole = a.integer("--micro-batch-size"), a.integer("--global-batch-size")
+    micro, whole = a.whole("--micro-batch-size"), a.whole("--global-batch-size")
     schedule = a.text("--step-batch-size-schedule")
     if schedule is not None:
         final = ledger.integer(schedule.split()[-1].split(":")[-1], "--step-batch-size-schedule")
@@ -108,7 +110,7 @@ def _batch(a: Arguments, ledger: Ledger) -> dict[str, Any]:
     if whole is not None:
         found["global_batch_size"] = whole
     if a.has("--rampup-batch-size"):
-        ramp = " ".join(a.given["--rampup-batch-size"])
+        ramp = a.given["--rampup-batch-size"]
         ledger.warn(
             f"--rampup-batch-size {ramp}: the forecast is for the full batch{f' {whole}' if whole else ''}, not for the"
             " ramp"
@@ -118,11 +120,13 @@ def _batch(a: Arguments, ledger: Ledger) -> dict[str, Any]:
 
 def _recompute(a: Arguments, tensor: int | None, ledger: Ledger) -> dict[str, Any]:
     granularity, method = a.text("--recompute-granularity"), a.text("--recompute-method")
-    count, modules = a.integer("--recompute-num-layers"), a.text("--recompute-modules")
+    count, modules = a.whole("--recompute-num-layers"), a.text("--recompute-modules")
     if a.has("--recompute-activations") and granularity is None:
         ledger.note("--recompute-activations is --recompute-granularity selective")
         granularity = "selective"
     found: dict[str, Any] = {"recompute": granularity or "none"}
+    if granularity is None:
+        ledger.assume("recompute", "none", "--recompute-granularity", "memory against step time")
     for flag, kinds in RECOMPUTE_OPTIONS.items():
         if granularity not in kinds:
             a.idle(flag, f"without --recompute-granularity {' or '.join(kinds)}")
@@ -158,7 +162,7 @@ def _precision(a: Arguments, ledger: Ledger) -> dict[str, Any]:
         ledger.problem("--bf16 and --fp16 exclude each other; keep one")
     precision = half[0] if half else "fp32"
     if not half:
-        ledger.note("neither --bf16 nor --fp16 is given: Megatron trains in fp32")
+        ledger.assume("precision", "fp32, Megatron's without --bf16 or --fp16", "--bf16", "step time and memory")
     if a.text("--fp8-format") or a.has("--fp8-hybrid") or a.has("--fp8-e4m3"):
         precision = "fp8"
     if a.has("--fp4-format"):
@@ -199,17 +203,19 @@ def _attention(a: Arguments, ledger: Ledger) -> dict[str, Any]:
     if implementation == "local" or a.has("--use-legacy-models") or not modern:
         if not flash and not a.has("--deepspeed"):
             given = [flag for flag in ("--transformer-impl", "--use-legacy-models") if flag in a.given]
-            said = " ".join(given[:1] + a.given[given[0]]) if given else "no --use-mcore-models"
-            ledger.warn(
-                f"attention unfused: {said} and no --use-flash-attn, as local layers; core models with"
-                " --transformer-impl transformer_engine fuse it (--set plan.attention=flash)"
+            said = " ".join([given[0], a.given[given[0]]]).strip() if given else "no --use-mcore-models"
+            ledger.assume(
+                "attention",
+                f"unfused, as local layers run it ({said}, no --use-flash-attn)",
+                "--use-flash-attn, or --use-mcore-models --transformer-impl transformer_engine",
+                "memory (scores are kept) and step time",
             )
         return {"attention": "flash" if flash else "unfused"}
     if off == {"FLASH", "FUSED"}:
         ledger.note("attention unfused: NVTE_FLASH_ATTN=0 and NVTE_FUSED_ATTN=0")
         return {"attention": "unfused"}
     kind = "cudnn" if off == {"FLASH"} else "flash"
-    ledger.note(f"attention {kind}: Transformer Engine fuses it (--attention-backend unfused would not)")
+    ledger.assume("attention", f"{kind}, as Transformer Engine fuses it", "--attention-backend", "memory and step time")
     return {"attention": kind}
 
 
@@ -225,7 +231,7 @@ def _communication(a: Arguments, ledger: Ledger) -> dict[str, Any]:
             "--overlap-grad-reduce without --overlap-param-gather: the forecast overlaps the parameter all-gather with"
             " the next forward too"
         )
-    if (elements := a.integer("--ddp-bucket-size")) is not None:
+    if (elements := a.whole("--ddp-bucket-size")) is not None:
         found["bucket_mb"] = elements * BYTES_OF_FP32 / 1e6
     return {"communication": found}
 
@@ -238,7 +244,7 @@ def _offload(a: Arguments) -> dict[str, Any]:
         found |= {"fraction": fraction} if fraction != 1.0 else {}
     if (
         a.has("--fine-grained-activation-offloading")
-        or a.integer("--cpu-offloading-num-layers", 0)
+        or a.whole("--cpu-offloading-num-layers", 0)
         or a.has("--checkpoint-in-cpu")
     ):
         found["activations"] = "cpu"

@@ -18,9 +18,9 @@ def training_sections(
     run: dict[str, Any] = {"optimizer": _optimizer(a, steps, batch, ledger) | over}
     if over.get("lr") is not None and "--lr" in a.given:
         ledger.note("the optimizer of the DeepSpeed JSON replaces --lr and the --adam-* flags")
-    train = {"steps": steps, "seed": a.integer("--seed"), "eval_every": a.integer("--eval-interval")}
+    train = {"steps": steps, "seed": a.whole("--seed"), "eval_every": a.whole("--eval-interval")}
     run["train"] = {key: value for key, value in train.items() if value is not None}
-    if (every := a.integer("--save-interval")) is not None:
+    if (every := a.whole("--save-interval")) is not None:
         run["checkpoint"] = {"every": every}
     budget = _tokens(a, steps, batch, sequence)
     if budget:
@@ -29,7 +29,7 @@ def training_sections(
 
 
 def _steps(a: Arguments, batch: int | None, sequence: int | None, ledger: Ledger) -> int | None:
-    iterations, samples, tokens = a.integer("--train-iters"), a.integer("--train-samples"), a.integer("--train-tokens")
+    iterations, samples, tokens = a.whole("--train-iters"), a.whole("--train-samples"), a.whole("--train-tokens")
     if iterations is not None and samples is not None:
         ledger.problem(f"--train-iters {iterations} and --train-samples {samples} exclude each other; keep one")
     if iterations is not None:
@@ -44,7 +44,7 @@ def _tokens(a: Arguments, steps: int | None, batch: int | None, sequence: int | 
     """Tokens of the whole steps that run; of the samples asked for, where the batch is not known."""
     if steps and batch and sequence:
         return float(steps * batch * sequence)
-    samples = a.integer("--train-samples")
+    samples = a.whole("--train-samples")
     return float(samples * sequence) if samples is not None and sequence else None
 
 
@@ -69,8 +69,8 @@ def _schedule(a: Arguments, steps: int | None, batch: int | None, rate: float | 
             f"--lr-decay-style {style} is not translated: it changes the loss, not the step time; a constant rate is"
             " taken"
         )
-    decay = a.integer("--lr-decay-iters")
-    if decay is None and batch and (samples := a.integer("--lr-decay-samples")) is not None:
+    decay = a.whole("--lr-decay-iters")
+    if decay is None and batch and (samples := a.whole("--lr-decay-samples")) is not None:
         decay = samples // batch
     decay = decay or steps
     floor = a.number("--min-lr", 0.0)

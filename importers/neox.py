@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from importers import deepspeed, deepspeed_keys
-from importers import neox_keys as known
-from importers.neox_model import Values, model_section
-from importers.overrides import NEOX, laid
+from importers import deepspeed
+from importers import neox_table as known
+from importers.neox_model import model_section
+from importers.table import Values
 from plan.ledger import Ledger
 from program.nearest import shown
 
@@ -25,6 +25,12 @@ def is_neox(config: Mapping[str, Any]) -> bool:
     )
 
 
+class NeoX(Values):
+    """The keys of a configuration, '_' between words."""
+
+    kind = "GPT-NeoX key"
+
+
 def translate(
     config: Mapping[str, Any],
     setting: deepspeed.Setting,
@@ -33,29 +39,39 @@ def translate(
     asked: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The run of a configuration; `world` is the number of GPUs, if known, `asked` what `--set` says."""
-    keys = laid(_one_spelling(config, ledger), asked or {}, NEOX)
-    values = Values(keys, ledger)
-    degrees = (values.whole("model_parallel_size", 1), values.whole("pipe_parallel_size", 1, least=0))  # 0: no engine
+    given = _one_spelling(config, ledger)
+    values = NeoX(
+        known.KEYS, {key: value for key, value in given.items() if key not in known.OF_DEEPSPEED}, ledger, asked
+    )
+    degrees = (values.whole("model_parallel_size", 1), values.whole("pipe_parallel_size", 1))  # 0: no engine
     tensor, pipeline = (degree or 1 for degree in degrees)
     share = None if None in degrees else tensor * pipeline
     ranks = world // share if world and share and world % share == 0 else None
     if ranks:
         ledger.note(f"data_parallel {ranks} = {world} GPUs / (TP{tensor} × PP{pipeline})")
-    setting = replace(setting, ranks=ranks, wrong=share is None, tensor_parallel=tensor, pipeline_parallel=pipeline)
-    run = deepspeed.translate(_json_part(values), setting, ledger)
+    setting = replace(
+        setting,
+        ranks=ranks,
+        wrong=share is None,
+        tensor_parallel=tensor,
+        pipeline_parallel=pipeline,
+        precision="fp32",
+        filler="GPT-NeoX's default",
+    )
+    run = deepspeed.translate(_json_part(values, given), replace(setting, asked=asked or {}), ledger)
     plan = run["plan"] | {"tensor_parallel": tensor, "pipeline_parallel": pipeline}
     plan |= _activations(values, tensor)
-    if values.switch("sequence_parallel"):
+    if values.on("sequence_parallel"):
         _sequence_parallel(plan, tensor, ledger)
     if plan["zero_stage"] <= 1:
         plan.pop("gradient_dtype", None)  # the engine's own: fp32 beside bf16, fp16 beside fp16
         ledger.note("GPT-NeoX is DeepSpeed's engine around Megatron's layers: implementation deepspeed")
-    model = model_section(keys, ledger)
-    plan["attention"] = _attention(values, model, ledger)
-    _fusions(values, plan["attention"], model, ledger)
+    model = model_section(values)
+    plan["attention"] = _attention(values, model)
+    _fusions(values, plan["attention"], model)
     run |= {"plan": plan, "model": model}
-    _training(values, run, ledger)
-    _account(keys, ledger)
+    _training(values, run)
+    values.account()
     return run
 
 
@@ -69,21 +85,21 @@ def _one_spelling(config: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     return keys
 
 
-def _json_part(values: Values) -> dict[str, Any]:
+def _json_part(values: Values, given: Mapping[str, Any]) -> dict[str, Any]:
     """What DeepSpeed is handed: its own keys, with `precision` written out as GPT-NeoX does."""
-    found = {
-        key: value for key, value in values.keys.items() if key in deepspeed_keys.TOP or key in deepspeed_keys.RENAMED
-    }
-    if values.keys.get("precision") is None:
-        return found
-    precision = known.PRECISIONS.get(values.word("precision", "", tuple(known.PRECISIONS)))
+    found = {key: value for key, value in given.items() if key in known.OF_DEEPSPEED}
+    precision = known.PRECISIONS.get(values.text("precision") or "")
+    half = found.get("fp16")
+    if isinstance(half, Mapping) and half.get("type") == "bfloat16":  # as its configurations of 2022 ask for bf16
+        found |= {"bf16": {"enabled": half.get("enabled", False)}}
+        del found["fp16"]
     if precision is None:
         return found
     for name in ("fp16", "bf16"):
         section = found.get(name)
         enabled = isinstance(section, Mapping) and bool(section.get("enabled"))
         if enabled and name != precision:
-            values.ledger.problem(f"precision is {values.keys['precision']!r}, but {name}.enabled is true; keep one")
+            values.ledger.problem(f"precision is {values.given['precision']!r}, but {name}.enabled is true; keep one")
     if precision != "fp32":
         section = found.get(precision)
         found[precision] = {**(section if isinstance(section, Mapping) else {}), "enabled": True}
@@ -92,10 +108,11 @@ def _json_part(values: Values) -> dict[str, Any]:
 
 def _activations(values: Values, tensor: int) -> dict[str, Any]:
     """Recompute."""
-    partitioned, count = values.switch("partition_activations"), values.whole("checkpoint_num_layers", 1)
-    synchronized = values.switch("synchronize_each_layer")
-    if not values.switch("checkpoint_activations"):
-        named = [key for key in _RECOMPUTE if key in values.keys]
+    partitioned, count = values.on("partition_activations"), values.whole("checkpoint_num_layers", 1)
+    synchronized = values.on("synchronize_each_layer")
+    if not values.on("checkpoint_activations"):
+        values.ledger.assume("recompute", "none", "checkpoint_activations", "memory against step time")
+        named = [key for key in _RECOMPUTE if values.has(key)]
         if named:
             values.ledger.note(f"{', '.join(named)} have no effect without checkpoint_activations")
         return {}
@@ -120,10 +137,15 @@ def _sequence_parallel(plan: dict[str, Any], tensor: int, ledger: Ledger) -> Non
         ledger.warn("sequence_parallel has no effect at model_parallel_size 1; it is left out")
 
 
-def _attention(values: Values, model: dict[str, Any], ledger: Ledger) -> str:
+def _attention(values: Values, model: dict[str, Any]) -> str:
     """The kernel of every layer: `global` is Megatron's unfused attention, `flash` the fused one. Attention dropout
     inside the fused one is not forecast."""
-    kinds = _attention_kinds(values.keys.get("attention_config"), model["layers"], ledger)
+    if not values.has("attention_config"):
+        values.ledger.assume(
+            "attention", "unfused (global), GPT-NeoX's default", "attention_config", "memory (scores are kept), time"
+        )
+    ledger, config = values.ledger, values.given["attention_config"] if values.has("attention_config") else None
+    kinds = _attention_kinds(config, model["layers"], ledger)
     other = [kind for kind in kinds if kind not in ("global", "flash")]
     if other:
         ledger.not_yet(f"attention of the kind {', '.join(other)} (attention_config)", "global or flash")
@@ -140,7 +162,7 @@ def _attention(values: Values, model: dict[str, Any], ledger: Ledger) -> str:
     return "flash"
 
 
-def _fusions(values: Values, attention: str, model: dict[str, Any], ledger: Ledger) -> None:
+def _fusions(values: Values, attention: str, model: dict[str, Any]) -> None:
     """Fused kernels that the configuration leaves off and this layer would use."""
     uses = {
         "scaled_upper_triang_masked_softmax_fusion": attention == "unfused",
@@ -149,13 +171,13 @@ def _fusions(values: Values, attention: str, model: dict[str, Any], ledger: Ledg
         "layernorm_fusion": model["norm"] == "layernorm",
         "rmsnorm_fusion": model["norm"] == "rmsnorm",
     }
-    on = {key: values.switch(key) for key in known.FUSIONS}
-    idle = [key for key in known.FUSIONS if key in values.keys and not uses[key]]
+    on = {key: values.on(key) for key in known.FUSIONS}
+    idle = [key for key in known.FUSIONS if values.has(key) and not uses[key]]
     if idle:
-        ledger.note(f"{', '.join(idle)}: this model has nothing to fuse by it")
+        values.ledger.note(f"{', '.join(idle)}: this model has nothing to fuse by it")
     off = [key for key in known.FUSIONS if uses[key] and not on[key]]
     if off:
-        ledger.warn(f"{', '.join(off)} false (GPT-NeoX's default): the forecast keeps the fused kernel")
+        values.ledger.warn(f"{', '.join(off)} false (GPT-NeoX's default): the forecast keeps the fused kernel")
 
 
 def _attention_kinds(config: object, layers: int | None, ledger: Ledger) -> list[str]:
@@ -187,33 +209,20 @@ def _attention_words(config: object, layers: int | None) -> list[str] | None:
     return words
 
 
-def _training(values: Values, run: dict[str, Any], ledger: Ledger) -> None:
-    keys, steps, optimizer = values.keys, values.whole("train_iters"), run.setdefault("optimizer", {})
-    style = values.word("lr_decay_style", "linear", known.DECAYS)
+def _training(values: Values, run: dict[str, Any]) -> None:
+    ledger, steps, optimizer = values.ledger, values.whole("train_iters"), run.setdefault("optimizer", {})
+    style = values.text("lr_decay_style", "linear")
     if style == "exponential":
         ledger.warn("lr_decay_style exponential changes the loss, not the step time; a constant rate is taken")
         style = "constant"
-    share = ledger.number(keys.get("warmup", 0.01), "warmup", least=0, most=1)
-    least = ledger.number(keys.get("min_lr", 0.0), "min_lr", least=0)
-    decay = values.whole("lr_decay_iters", steps)
-    if "weight_decay" in keys:
-        optimizer["weight_decay"] = ledger.number(keys["weight_decay"], "weight_decay", least=0)
-    train = {"steps": steps, "seed": values.whole("seed", least=0), "eval_every": values.whole("eval_interval")}
-    run["train"] = {key: value for key, value in train.items() if value is not None}
-    if steps:
-        warmup = int((share or 0) * steps)
-        optimizer["schedule"] = {"kind": style, "decay_steps": decay, "warmup_steps": warmup, "min_lr": least}
-    every = keys.get("save_interval", keys.get("checkpoint_factor"))
-    if "checkpoint_factor" in keys:
+    share, stated = values.number("warmup", 0.01), values.run("optimizer")
+    schedule = {"kind": style, "decay_steps": steps, "warmup_steps": int((share or 0) * (steps or 0)), "min_lr": 0.0}
+    schedule |= stated.pop("schedule", {})
+    optimizer |= stated | ({"schedule": schedule} if steps else {})
+    run["train"] = {key: value for key, value in values.run("train").items() if value is not None}
+    if values.has("checkpoint_factor"):
         ledger.note("checkpoint_factor is the old name of save_interval")
+    key = "save_interval" if values.has("save_interval") else "checkpoint_factor"
+    every = values.given.get(key)
     if every is not None and not isinstance(every, Mapping):
-        run["checkpoint"] = {
-            "every": ledger.integer(every, "save_interval" if "save_interval" in keys else "checkpoint_factor", least=0)
-        }
-
-
-def _account(keys: Mapping[str, Any], ledger: Ledger) -> None:
-    ledger.no_effect([key for key in keys if key in known.NO_EFFECT], "GPT-NeoX keys")
-    for key in keys:
-        if key not in known.KNOWN:
-            ledger.unknown(key, known.KNOWN, "GPT-NeoX key")
+        run["checkpoint"] = {"every": ledger.integer(every, key, least=0)}

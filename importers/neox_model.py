@@ -5,72 +5,38 @@ an MLP without a gate; a gated one takes a third of it, so that both have as man
 came before, takes it as it stands, or 8h/3 in multiples of 256.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
-from importers import neox_keys as known
-from plan.ledger import Ledger
+from importers import neox_table as known
+from importers.table import Values
 
 DEFAULT_VOCABULARY = 50257
 LLAMA_MULTIPLE = 256
 
 
-class Values:
-    """Single values of the configuration, each checked under its own key."""
-
-    def __init__(self, keys: Mapping[str, Any], ledger: Ledger) -> None:
-        self.keys, self.ledger = keys, ledger
-
-    def whole(self, key: str, default: int | None = None, least: int = 1) -> int | None:
-        """A whole number; `default` where it is not given or null."""
-        return default if self.keys.get(key) is None else self.ledger.integer(self.keys[key], key, least)
-
-    def switch(self, key: str, default: bool = False) -> bool:
-        """true or false."""
-        return default if self.keys.get(key) is None else bool(self.ledger.boolean(self.keys[key], key))
-
-    def word(self, key: str, default: str, words: tuple[str, ...]) -> str:
-        """One of `words`; the default where it is another."""
-        given = self.keys.get(key)
-        return default if given is None else self.ledger.choice(given, key, words) or default
-
-
-def model_section(keys: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
+def model_section(values: Values) -> dict[str, Any]:
     """The keys of a run's model; what no model of ours is, is not yet forecast."""
-    values = Values(keys, ledger)
-    needed = {key: values.whole(key) for key in ("num_layers", "hidden_size", "num_attention_heads", "seq_length")}
-    for key in needed:
-        if key not in keys:
-            ledger.problem(f"the GPT-NeoX configuration has no {key}")
+    for key in ("num_layers", "hidden_size", "num_attention_heads", "seq_length"):
+        if not values.has(key):
+            values.ledger.problem(f"the GPT-NeoX configuration has no {key}")
     _not_forecast(values)
-    model: dict[str, Any] = {
-        "layers": needed["num_layers"],
-        "hidden": needed["hidden_size"],
-        "heads": needed["num_attention_heads"],
-        "seq_length": needed["seq_length"],
-        "vocab": _vocabulary(values),
-        "vocab_multiple": values.whole("make_vocab_size_divisible_by", 128),
-        "tied_embeddings": not values.switch("no_weight_tying"),
-        "dropout": ledger.number(keys.get("hidden_dropout", 0.0), "hidden_dropout", least=0, below=1),
-        "attention_dropout": ledger.number(keys.get("attention_dropout", 0.0), "attention_dropout", least=0, below=1),
-        "init_std": ledger.number(keys.get("init_method_std", 0.02), "init_method_std", above=0),
-    }
-    if (groups := values.whole("num_kv_heads")) is not None:
-        model["kv_heads"] = groups
-    return model | _positions(values) | _norm(values) | _feed_forward(values, needed["hidden_size"]) | _biases(values)
-
-
-def _vocabulary(values: Values) -> int | None:
-    if "vocab_size" not in values.keys:
-        values.ledger.warn(f"vocab_size is not given: {DEFAULT_VOCABULARY} (GPT-2's) is assumed; set model.vocab")
-    return values.whole("vocab_size", DEFAULT_VOCABULARY)
+    usual = {"vocab_multiple": 128, "dropout": 0.0, "attention_dropout": 0.0, "init_std": 0.02}
+    names = ("layers", "hidden", "heads", "seq_length")
+    model: dict[str, Any] = dict.fromkeys(names) | {"vocab": DEFAULT_VOCABULARY} | usual | values.run("model")
+    if not values.has("vocab_size"):
+        values.ledger.assume(
+            "vocabulary", f"{DEFAULT_VOCABULARY} (GPT-2's)", "vocab_size", "memory and step time of embedding and head"
+        )
+    model["tied_embeddings"] = not values.on("no_weight_tying")
+    model.pop("ffn", None)
+    model.pop("max_positions", None)
+    return model | _positions(values) | _norm(values) | _feed_forward(values, model["hidden"]) | _biases(values)
 
 
 def _positions(values: Values) -> dict[str, Any]:
     ledger, length = values.ledger, values.whole("max_position_embeddings")
-    kind = values.word("pos_emb", "learned", known.POSITIONS)
-    part = ledger.number(values.keys.get("rotary_pct", 1.0), "rotary_pct", least=0, most=1)
-    theta = ledger.number(values.keys.get("rotary_emb_base", 10000), "rotary_emb_base", above=0)
+    kind = values.text("pos_emb", "learned") or "learned"
+    part, theta = values.number("rotary_pct", 1.0), values.number("rotary_emb_base", 10000)
     if kind != "rotary":
         _idle(values, kind, "rotary_pct", "rotary_emb_base")
     if kind == "learned":
@@ -86,38 +52,37 @@ def _positions(values: Values) -> dict[str, Any]:
 
 
 def _idle(values: Values, kind: str, *keys: str) -> None:
-    for key in (key for key in keys if key in values.keys):
-        values.ledger.note(f"{key} has no effect with pos_emb {kind}")
+    for key in keys:
+        values.idle(key, f"with pos_emb {kind}")
 
 
 def _norm(values: Values) -> dict[str, Any]:
-    kind = values.word("norm", "layernorm", (*known.NORMS, *known.OTHER_NORMS))
-    if kind in known.OTHER_NORMS:
+    kind = values.text("norm", "layernorm") or "layernorm"
+    if kind not in known.NORMS:
         values.ledger.not_yet(f"norm {kind}", "layernorm or rmsnorm")
     norm = known.NORMS.get(kind, "layernorm")
     names = {"layernorm": ("layernorm_epsilon", 1e-5), "rmsnorm": ("rms_norm_epsilon", 1e-8)}
     key, usual = names.pop(norm)
     (other, _), *_ = names.values()
-    if other in values.keys:
-        values.ledger.note(f"{other} has no effect with norm {kind}")
-    return {"norm": norm, "norm_eps": values.ledger.number(values.keys.get(key, usual), key, above=0)}
+    values.idle(other, f"with norm {kind}")
+    return {"norm": norm, "norm_eps": values.number(key, usual)}
 
 
 def _feed_forward(values: Values, hidden: int | None) -> dict[str, Any]:
     """The activation and the width of the feed-forward part."""
     ledger = values.ledger
-    llama = values.word("mlp_type", "regular", known.MLPS) == "llama"
-    activation = "swiglu" if llama else values.word("activation", "gelu", known.ACTIVATIONS)
+    llama = values.text("mlp_type", "regular") == "llama"
+    activation = "swiglu" if llama else values.text("activation", "gelu")
     if activation not in ("gelu", "swiglu"):
         ledger.not_yet(f"activation {activation}", "gelu or swiglu")
     multiple = values.whole("mlp_multiple_of", LLAMA_MULTIPLE if llama else 1)
-    given, factor = values.whole("intermediate_size"), values.keys.get("expansion_factor")
-    if factor is not None and ledger.number(factor, "expansion_factor", above=0) is not None:
+    given, factor = values.whole("intermediate_size"), values.number("expansion_factor")
+    if factor is not None:
         if given is not None:
-            ledger.problem(f"intermediate_size {given} and expansion_factor {factor} exclude each other; keep one")
-        given = None if hidden is None else int(float(factor) * hidden)
+            ledger.problem(f"intermediate_size {given} and expansion_factor {factor:g} exclude each other; keep one")
+        given = None if hidden is None else int(factor * hidden)
     found: dict[str, Any] = {"activation": "swiglu" if activation in known.GATED else "gelu"}
-    if hidden is None or multiple is None or (given is None and values.keys.get("intermediate_size") is not None):
+    if hidden is None or multiple is None or "intermediate_size" in values.wrong:
         return found  # the width does not follow from a wrong number
     return found | {"ffn": _width(given, hidden, llama, activation in known.GATED, multiple)}
 
@@ -134,8 +99,8 @@ def _up(width: int, multiple: int) -> int:
 
 
 def _biases(values: Values) -> dict[str, Any]:
-    attention, mlp = values.switch("use_bias_in_attn_linear", True), values.switch("use_bias_in_mlp", True)
-    if values.keys.get("mlp_type") == "llama":
+    attention, mlp = values.on("use_bias_in_attn_linear", True), values.on("use_bias_in_mlp", True)
+    if values.text("mlp_type") == "llama":
         mlp = attention  # that MLP has none, and is not asked
     if attention != mlp:
         shown = f"use_bias_in_attn_linear {str(attention).lower()} with use_bias_in_mlp {str(mlp).lower()}"
@@ -146,19 +111,19 @@ def _biases(values: Values) -> dict[str, Any]:
 def _not_forecast(values: Values) -> None:
     """What else GPT-NeoX can do to a layer and the forecast cannot yet."""
     ledger = values.ledger
-    if values.switch("gpt_j_residual"):
+    if values.on("gpt_j_residual"):
         ledger.not_yet("attention and MLP in parallel (gpt_j_residual)", "gpt_j_residual false")
-    elif values.switch("gpt_j_tied"):
+    elif values.on("gpt_j_tied"):
         ledger.note("gpt_j_tied has no effect without gpt_j_residual")
     for key in ("num_experts", "moe_num_experts"):
-        if (values.whole(key, 1, least=0) or 1) > 1:
-            ledger.not_yet(f"mixture of experts ({key} {values.keys[key]})", f"{key} 1")
-    engine = [key for key in known.TRANSFORMER_ENGINE if values.switch(key)]
+        if (values.whole(key, 1) or 1) > 1:
+            ledger.not_yet(f"mixture of experts ({key} {values.given[key]})", f"{key} 1")
+    engine = [key for key in known.TRANSFORMER_ENGINE if values.on(key)]
     if engine:
         ledger.not_yet(f"Transformer Engine's layers ({', '.join(engine)})", "all te_ keys false")
-    elif idle := sorted(known.TE_FP8 & values.keys.keys()):
+    elif idle := sorted(key for key in known.TE_FP8 if values.has(key)):
         ledger.note(f"{', '.join(idle)} have no effect without Transformer Engine's layers")
-    if values.switch("use_qk_layernorm"):
+    if values.on("use_qk_layernorm"):
         ledger.not_yet("norms of queries and keys (use_qk_layernorm)", "use_qk_layernorm false")
     width = values.whole("sliding_window_width")
     if width is not None:

@@ -10,7 +10,8 @@ from importers.arguments import is_flag
 from importers.launch import Launch
 from importers.launch_size import size_statements
 from importers.shell.script import Command, Script
-from importers.torchtitan import flatten, read
+from importers.table import nested
+from importers.torchtitan import read
 from importers.world import World, agree
 from plan.ledger import Ledger, as_number
 from program.errors import InputError
@@ -73,4 +74,4 @@ def _file(name: str, script: Script, ledger: Ledger) -> Mapping[str, Any]:
     if text is None:
         ledger.problem(f"{shown or 'the TOML file'} is not beside the script; put it there, or add --allow-read DIR")
         return {}
-    return flatten(read(text, shown))
+    return nested(read(text, shown))

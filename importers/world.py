@@ -58,8 +58,9 @@ class Request:
     asked: Mapping[str, Any] = field(default_factory=dict)
     """What `--set` says, by dotted keys."""
     accept_unknown: bool = False
-    needs_cluster: bool = True
     """Whether unknown flags that may change the model, its precision or its layout are left out with a warning."""
+    needs_cluster: bool = True
+    script: bool = False
 
     def of(self, section: str, keys: Sequence[str]) -> dict[str, Any]:
         """What `--set` says of some keys of a section."""
@@ -142,7 +143,10 @@ def cluster_section(
         ledger.problem(f"nothing says which GPUs run this: give --cluster PRESET --nodes N (presets: {known})")
         return section, World(count, per_node, gpus, world.where)
     if count is None and gpus is None and world == World():
-        ledger.warn(f"nothing says how many nodes run this: one of {per_node} GPUs is taken; give --nodes N")
+        ledger.assume("nodes", f"one of {per_node} GPUs", "--nodes N", "batch, step time and memory")
+    if not world.gpus_per_node and per_node and (count or gpus is None) and "gpus_per_node" not in section:
+        flag = "--nproc_per_node" if request.script else "--set cluster.gpus_per_node=N"
+        ledger.assume("GPUs a node", f"{per_node}, as in {section.get('preset')}", flag, "batch and communication")
     count = count or (None if gpus else _whole(preset.get("nodes")) or 1)
     return section, World(count, per_node, gpus, world.where or ("--cluster" if cluster is not None else ""))
 

@@ -21,6 +21,8 @@ from program.errors import InputError
 
 YAML = (".yaml", ".yml")
 SECTIONS = {"model", "cluster", "plan"}
+FOREIGN = {"trainer", "ddp", "mixed_precision", "fsdp_config", "max_duration", "global_train_batch_size"}
+"""Sections of other frameworks' files, beside a `model` of theirs."""
 
 
 @dataclass(slots=True)
@@ -36,6 +38,8 @@ class RunSource:
     allow_read: tuple[str, ...] = ()
     accept_unknown: bool = False
     needs_cluster: bool = True
+    words: Mapping[str, str] = field(default_factory=dict)
+    """A foreign file's words for keys of a run; filled by `load`, as `notes` are."""
     foreign: bool = False
     """Whether an importer read the file."""
     notes: list[str] = field(default_factory=list)
@@ -45,13 +49,24 @@ class RunSource:
         """The run as resolved. Raises InputError with every problem of the file, the options and the rules."""
         raw = override(self.sections(), self.overrides)
         self._say_about_config(raw.get("model"))
-        return load(raw)
+        return self._loaded(raw)
+
+    def _loaded(self, raw: Mapping[str, Any]) -> Run:
+        """The run; what is wrong with it is said in the words of its file."""
+        try:
+            return load(raw)
+        except InputError as error:
+            if not self.words:
+                raise
+            from importers.table import reworded
+
+            raise type(error)(reworded(problem, self.words) for problem in error.problems) from None
 
     def translated(self) -> dict[str, Any]:
         """The resolved run as plain data; without a cluster, the sections that a foreign file means."""
         raw = override(self.sections(), self.overrides)
         self._say_about_config(raw.get("model"))
-        return raw if self.foreign and "cluster" not in raw else load(raw).to_dict()
+        return raw if self.foreign and "cluster" not in raw else self._loaded(raw).to_dict()
 
     def _say_about_config(self, model: object) -> None:
         """What a config.json in the place of the model says besides the model; `load` says what is wrong with it."""
@@ -77,7 +92,8 @@ class RunSource:
             from plan.run import read_yaml
 
             raw = read_yaml(self.path)
-            if len(SECTIONS & (raw.keys() | self._given())) > 1 and SECTIONS & raw.keys():
+            ours = SECTIONS & raw.keys() and not FOREIGN & raw.keys()
+            if ours and len(SECTIONS & (raw.keys() | self._given())) > 1:
                 return self._with_options(raw)
         return self._imported()
 
@@ -116,6 +132,7 @@ class RunSource:
             )
         except InputError as error:
             raise type(error)(_with_remedy(problem) for problem in error.problems) from None
+        self.words = imported.words
         self.foreign = imported.format != "run"
         self.notes += imported.notes
         self.warnings += imported.warnings

@@ -1,6 +1,8 @@
 """Bash integer arithmetic, evaluated by precedence climbing; never by `eval`.
 
 evaluate("GPUS * 2 ** 3", {"GPUS": 4}.__getitem__, Budget())  ->  32
+
+Assignments (`N = 3`, `N += 2`, `N++`, `--N`) and commas are carried out where the caller gives an `assign`.
 """
 
 import re
@@ -12,8 +14,9 @@ from program.errors import InputError
 
 TOKEN = re.compile(
     r"\s*([0-9]{1,2}#[0-9A-Za-z@_]+|0[xX][0-9a-fA-F]+|[0-9]+|[A-Za-z_]\w*"
-    r"|\*\*|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%<>!~&^|?:()])"
+    r"|\+\+|--|\*\*|<<=|>>=|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%&^|]=|[-+*/%<>!~&^|?:()=,])"
 )
+ASSIGNING = re.compile(r"(<<|>>|[-+*/%&^|]|)=")
 SHOWN = 60
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ@_"
 LEVELS: tuple[tuple[str, ...], ...] = (
@@ -39,7 +42,12 @@ def whole(text: str) -> int | None:
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
-def evaluate(expression: str, lookup: Callable[[str], int], budget: Budget) -> int:
+def evaluate(
+    expression: str,
+    lookup: Callable[[str], int],
+    budget: Budget,
+    assign: Callable[[str, int], None] | None = None,
+) -> int:
     """Integer value of an expression. Raises `InputError` on what is not integer arithmetic (floats included)."""
     tokens: list[str] = []
     at = 0
@@ -51,17 +59,21 @@ def evaluate(expression: str, lookup: Callable[[str], int], budget: Budget) -> i
             raise InputError(f"$(({cut(text, SHOWN)})): {cut(text[at:].strip(), SHOWN)!r} is not integer arithmetic")
         tokens.append(match.group(1))
         at = match.end()
-    parser = _Climb(cut(text, SHOWN), tokens, lookup)
-    value = parser.ternary()
+    parser = _Climb(cut(text, SHOWN), tokens, lookup, assign)
+    value = parser.comma()
     if parser.following:
         raise InputError(f"$(({parser.text})): unexpected {cut(parser.following, SHOWN)!r}")
     return value
 
 
 class _Climb:
-    def __init__(self, text: str, tokens: list[str], lookup: Callable[[str], int]) -> None:
-        self.text, self.tokens, self.lookup = text, tokens, lookup
+    def __init__(
+        self, text: str, tokens: list[str], lookup: Callable[[str], int], assign: Callable[[str, int], None] | None
+    ) -> None:
+        self.text, self.tokens, self.lookup, self.assign = text, tokens, lookup, assign
         self.at = 0
+        self.dead = 0
+        """How many operators left of here decide that this part is not evaluated."""
 
     @property
     def following(self) -> str:
@@ -80,16 +92,48 @@ class _Climb:
             raise InputError(f"$(({self.text})): the result is beyond 64 bits, {-MOST} to {MOST - 1}")
         return value
 
+    def comma(self) -> int:
+        value = self.assignment()
+        while self.following == ",":
+            self.take()
+            value = self.assignment()
+        return value
+
+    def assignment(self) -> int:
+        """`N = 3` and `N += 2`; anything else is a value."""
+        name, sign = self.following, (self.tokens[self.at + 1 : self.at + 2] or [""])[0]
+        match = ASSIGNING.fullmatch(sign)
+        if match is None or not _is_name(name):
+            return self.ternary()
+        self.at += 2
+        right = self.assignment()
+        return self.give(name, self.apply(match[1], self.lookup(name), right) if match[1] else right)
+
+    def give(self, name: str, value: int) -> int:
+        """Set a variable, unless this part is not evaluated."""
+        if self.assign is None:
+            raise InputError(f"$(({self.text})): an assignment to {name} in a value")
+        if not self.dead:
+            self.assign(name, value)
+        return value
+
     def ternary(self) -> int:
         condition = self.binary(0)
         if self.following != "?":
             return condition
         self.take()
-        yes = self.ternary()
+        yes = self.idle(not condition, self.ternary)
         if self.take() != ":":
             raise InputError(f"$(({self.text})): ? without :")
-        no = self.ternary()
+        no = self.idle(bool(condition), self.ternary)
         return yes if condition else no
+
+    def idle(self, dead: bool, part: Callable[[], int]) -> int:
+        """A part of the expression, whose assignments do not count where it is `dead`."""
+        self.dead += dead
+        value = part()
+        self.dead -= dead
+        return value
 
     def binary(self, level: int) -> int:
         if level == len(LEVELS):
@@ -97,7 +141,8 @@ class _Climb:
         left = self.binary(level + 1)
         while self.following in LEVELS[level]:
             operator = self.take()
-            left = self.apply(operator, left, self.binary(level + 1))
+            decided = (operator == "&&" and not left) or (operator == "||" and bool(left))
+            left = self.apply(operator, left, self.idle(decided, lambda: self.binary(level + 1)))
         return left
 
     def power(self) -> int:
@@ -114,18 +159,24 @@ class _Climb:
 
     def unary(self) -> int:
         token = self.take()
+        if token in ("++", "--") and _is_name(self.following):
+            name = self.take()
+            return self.give(name, self.fits(self.lookup(name) + (1 if token == "++" else -1)))
         if token in ("-", "+", "!", "~"):
             value = self.unary()
             return self.fits({"-": -value, "+": value, "!": int(not value), "~": ~value}[token])
         if token == "(":
-            value = self.ternary()
+            value = self.comma()
             if self.take() != ")":
                 raise InputError(f"$(({self.text})): ( is never closed")
             return value
         if "0" <= token[0] <= "9":
             return self.literal(token)
-        if token[0].isalpha() or token[0] == "_":
-            return self.lookup(token)
+        if _is_name(token):
+            value = self.lookup(token)
+            if self.following in ("++", "--"):
+                self.give(token, self.fits(value + (1 if self.take() == "++" else -1)))
+            return value
         raise InputError(f"$(({self.text})): unexpected {token!r}")
 
     def literal(self, token: str) -> int:
@@ -178,3 +229,7 @@ class _Climb:
             ">=": left >= right,
         }
         return int(truths[operator])
+
+
+def _is_name(token: str) -> bool:
+    return token[:1].isalpha() or token[:1] == "_"

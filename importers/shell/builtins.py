@@ -6,7 +6,7 @@ ARGUMENT_BYTES = 200
 """A positional argument is a variable besides, with a name of its own."""
 
 
-def options(script: Script, words: list[str]) -> None:
+def options(script: Script, words: list[str]) -> bool:
     """`set -u`, `set +u`, `set -euo pipefail`, `set -o nounset`, and the arguments of `set -- a b`."""
     if "--" in words:
         place = words.index("--")
@@ -17,6 +17,7 @@ def options(script: Script, words: list[str]) -> None:
         named = word in ("-o", "+o") and words[number + 1 : number + 2] == ["nounset"]
         if named or (word[:1] in ("-", "+") and "u" in word):
             script.expander.nounset = word[0] == "-"
+    return True
 
 
 def give(script: Script, arguments: list[str]) -> None:

@@ -8,12 +8,18 @@ stops the script, so it must come from outside, and even its emptiness is unknow
 nobody could read. Tests of files and of command output are unknown.
 """
 
+import re
+from functools import partial
+
 from importers.shell.arithmetic import whole
+from importers.shell.budget import pieces
 from importers.shell.expand import Expander
 from importers.shell.glob import matches
 from importers.shell.opaque import OPAQUE
 
 FILE_TESTS = frozenset("-f -d -e -s -r -w -x -L -h -p -S -nt -ot -t -v -o".split())
+QUOTED = r"""(\\.|'[^']*'|"[^"]*")"""
+CLASSES = {"digit": "0-9", "alpha": "A-Za-z", "alnum": "A-Za-z0-9", "upper": "A-Z", "lower": "a-z", "space": r"\s"}
 INTEGER_TESTS = {
     "-eq": lambda a, b: a == b,
     "-ne": lambda a, b: a != b,
@@ -34,12 +40,22 @@ def truth(words: list[str], expander: Expander, double: bool) -> bool | None:
         if double and tokens[-1:] in (["=="], ["="], ["!="]):
             tokens.append(expander.pattern(raw))
             continue
+        if double and tokens[-1:] == ["=~"]:
+            tokens.append("".join(map(partial(_of_expression, expander), re.split(QUOTED, raw))))
+            continue
         tokens += (
             [expander.text(raw)]
             if double or raw.startswith('"')
             else (expander.fields(raw) or [""] * ("$" in raw and '"' in raw))
         )
     return _Or(tokens, expander, double).parse()
+
+
+def _of_expression(expander: Expander, part: str) -> str:
+    """A part of a regular expression: what is quoted means itself."""
+    if part[:1] == "\\":
+        return part
+    return re.escape(expander.text(part)) if part[:1] in ("'", '"') else expander.text(part) if part else ""
 
 
 class _Or:
@@ -107,8 +123,10 @@ class _Or:
 
     def _compare(self, left: str, operator: str, right: str) -> bool | None:
         known_left, known_right = self._known(left), self._known(right)
-        if known_left is None or known_right is None or operator in ("=~", "<", ">"):
+        if known_left is None or known_right is None or operator in ("<", ">"):
             return None
+        if operator == "=~":
+            return None if self.expander.why(left + right) else self._search(known_left, known_right)
         reasons = self.expander.why(left + right)
         if reasons and (operator in INTEGER_TESTS or known_left != known_right):  # not the question whether it is empty
             self.expander.tested += reasons
@@ -121,6 +139,25 @@ class _Or:
         else:
             same = known_left == known_right
         return same == (operator != "!=")
+
+    def _search(self, text: str, pattern: str) -> bool | None:
+        """`=~`: whether an extended regular expression is found, its groups in BASH_REMATCH; unknown where it has what
+        Python spells otherwise, or could take long."""
+        for name, signs in CLASSES.items():
+            pattern = pattern.replace(f"[:{name}:]", signs)
+        loose = len(re.findall(r"[*+{]", pattern))
+        nested = re.search(r"\)[*+{]", pattern) and (loose > 1 or "?" in pattern or "|" in pattern)
+        if "[:" in pattern or "(?" in pattern or loose > 3 or nested or len(text) > 100:
+            return None
+        self.expander.budget.step(pieces(len(text) ** max(1, loose), 1000) + len(pattern))
+        try:
+            found = re.search(pattern, text)
+        except re.error:
+            return None
+        self.expander.variables["BASH_REMATCH"] = (
+            [] if found is None else [found[0], *(each or "" for each in found.groups())]
+        )
+        return found is not None
 
     def _integer(self, text: str) -> int | None:
         """`[[ 010 -eq 8 ]]` is arithmetic, `[ 010 -eq 10 ]` compares decimal numbers."""

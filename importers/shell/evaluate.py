@@ -14,11 +14,13 @@ from importers.shell.files import found, heredoc, written
 from importers.shell.flow import VARIABLE_BYTES, Flow, Leave
 from importers.shell.opaque import plain
 from importers.shell.parse import parse
+from importers.shell.printing import printed
 from importers.shell.script import Command, Script
 from importers.shell.slurm import slurm_variables
+from importers.shell.splitting import BLANKS, split
 from importers.shell.substitute import CHARACTERS_A_STEP
 from importers.shell.tree import Node, Simple
-from importers.shell.values import Value
+from importers.shell.values import Value, first
 from program.confined import Confined
 from program.errors import InputError
 
@@ -73,11 +75,13 @@ class _Walk(Flow):
         super().__init__(script)
         self.local: list[dict[str, Value | None]] = []
         """For each function that is being walked: what its `local` variables were before."""
-        self.own: dict[str, Callable[[list[str], Simple], None]] = {
+        self.own: dict[str, Callable[[list[str], Simple], bool | None]] = {
             "source": self._source,
             ".": self._source,
             "unset": self._unset,
             "set": lambda words, node: options(script, words[1:]),
+            "printf": self._printf,
+            "getopts": self._getopts,
             "let": self._let,
             "shift": self._shift,
             "read": self._read,
@@ -121,8 +125,7 @@ class _Walk(Flow):
         if (text := self._shell_text(words, node)) is not None:
             return self.nested(text, line, shell=True)
         if name in self.own:
-            self.own[name](words, node)
-            return True
+            return self.own[name](words, node)
         if name in DECLARATIONS or name in WITHOUT_EFFECT:
             return True
         if node.heredocs and words[-1] in SHELLS:  # srun bash <<EOF
@@ -146,31 +149,69 @@ class _Walk(Flow):
             raise Leave(words[0], 0, (number or 0) % 256 == 0 if len(words) == 1 or number is not None else None)
         return words[0] != "return"
 
-    def _unset(self, words: list[str], node: Simple) -> None:
+    def _unset(self, words: list[str], node: Simple) -> bool:
         for word in words[1:]:
             self.expander.variables.pop(word, None)
+        return True
 
-    def _let(self, words: list[str], node: Simple) -> None:
+    def _let(self, words: list[str], node: Simple) -> bool | None:
+        status: bool | None = True
         for word in words[1:]:
-            self.arithmetic(tree.Arithmetic(node.line, word))
+            status = self.arithmetic(tree.Arithmetic(node.line, word))
+        return status
 
-    def _shift(self, words: list[str], node: Simple) -> None:
+    def _shift(self, words: list[str], node: Simple) -> bool:
         shift(self.script, next((n for n in map(whole, words[1:2]) if n is not None), 1))
+        return True
 
-    def _read(self, words: list[str], node: Simple) -> None:
-        """`read` of a heredoc (`read -r -d '' ARGUMENTS <<EOF`) is its text; of anything else, unknown."""
+    def _printf(self, words: list[str], node: Simple) -> bool:
+        """`printf -v NAME FORMAT …` sets a variable; any other prints."""
+        if words[1:2] != ["-v"] or len(words) < 4:
+            self.record(words, node.line)
+            return True
+        text = printed(self.expander, words[3], words[4:])
+        unknown = self.expander.opaque("command", self.expander.show(" ".join(words)))
+        self.expander.variables[words[2]] = unknown if text is None else self.budget.text(text)
+        return True
+
+    def _getopts(self, words: list[str], node: Simple) -> bool | None:
+        """Without arguments there are no options."""
+        return None if self.expander.variables.get("@") else False
+
+    def _read(self, words: list[str], node: Simple) -> bool | None:
+        """`read` of a heredoc (`read -r -d '' ARGUMENTS <<EOF`) is its text, of `<<< text` its words, one
+        a name and the rest to the last; of anything else, unknown."""
         if node.heredocs:
             self.expander.variables[words[-1]] = heredoc(self.script, node.heredocs[0]).strip()
-            return
-        for word in words[1:]:
-            if word.isidentifier():
-                self.expander.variables[word] = self.expander.opaque("command", "read")
+            return True
+        text = next((self.expander.text(target) for operator, target in node.redirects if operator == "<<<"), None)
+        names = [word for word in words[1:] if word.isidentifier()]
+        if text is None or self.expander.why(text) or set("dnNtpu") & set("".join(w for w in words[1:] if w[0] == "-")):
+            self.expander.variables |= dict.fromkeys(names, self.expander.opaque("command", "read"))
+            return None
+        self._spread(text.split("\n")[0], names, any(word[0] == "-" and "a" in word for word in words[1:]), node)
+        return True
 
-    def _read_lines(self, words: list[str], node: Simple) -> None:
+    def _spread(self, text: str, names: list[str], array: bool, node: Simple) -> None:
+        """The words of a line that is read, by the IFS of the command or the script."""
+        own = next((self.expander.text(assign.value) for assign in node.assigns if assign.name == "IFS"), None)
+        ifs = first(self.expander.variables.get("IFS", BLANKS)) if own is None else own
+        self.budget.step(pieces(len(text), CHARACTERS_A_STEP))
+        fields = split(text, ifs) if text else []
+        self.budget.take(ITEM_BYTES * len(fields))
+        if array:
+            self.expander.variables[names[-1]] = fields
+            return
+        for number, name in enumerate(names[:-1]):
+            self.expander.variables[name] = fields[number] if number < len(fields) else ""
+        glue = " " if not ifs.strip() else ifs[0]
+        self.expander.variables |= {name: glue.join(fields[len(names) - 1 :]) for name in names[-1:]}
+
+    def _read_lines(self, words: list[str], node: Simple) -> bool:
         """`mapfile NAME < FILE`: the lines of a file that is known."""
         if len(words) < 2:
             self.record(words, node.line)
-            return
+            return True
         source = next((self.expander.text(target) for operator, target in node.redirects if operator == "<"), "")
         text = found(self.script, source)
         unknown = self.expander.opaque("command", f"{words[0]} < {self.expander.show(source)}")
@@ -178,8 +219,9 @@ class _Walk(Flow):
         self.budget.take(ITEM_BYTES * len(lines))
         self.budget.step(pieces(len(lines), 8))
         self.expander.variables[words[-1]] = unknown if text is None else lines
+        return True
 
-    def _source(self, words: list[str], node: Simple) -> None:
+    def _source(self, words: list[str], node: Simple) -> bool:
         """A file beside the script is read; of another, only what it is used for can be said."""
         line = node.line
         name = words[1] if len(words) > 1 else "nothing"
@@ -191,6 +233,7 @@ class _Walk(Flow):
             self.nested(text, line, shown)
         else:
             unread(self.script, line, f"sources {shown}")
+        return True
 
     def record(self, words: list[str], line: int) -> None:
         """Record a command; a nested `bash -c "…"` or `ssh host "…"` is evaluated, its prefix kept as the launcher."""

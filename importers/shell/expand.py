@@ -23,8 +23,8 @@ PLAIN_QUOTED = re.compile(r"""[^\\"$`]+""")
 PLAIN_HERE = re.compile(r"""[^\\$`]+""")
 FIELD_BYTES = 64
 """What a word takes besides its characters."""
-STEPPED = re.compile(r"\b[A-Za-z_]\w*\s*(?:\+\+|--)|(?:\+\+|--)\s*[A-Za-z_]")
-"""`X++` and its like."""
+ASSIGNED = re.compile(r"\b([A-Za-z_]\w*)\s*(?:\+\+|--|(?:<<|>>|[-+*/%&|^])?=(?!=))")
+"""`X++` and `X += …`."""
 NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
 
 
@@ -87,8 +87,6 @@ class Expander(Words):
         text = (
             self.text('"' + expression.replace('"', "") + '"') if "$" in expression or "`" in expression else expression
         )
-        if STEPPED.search(text):  # changes its variable while it is evaluated
-            return self.opaque("unsupported", f"$(({cut(expression.strip(), 60)}))")
         names: list[str] = []
         pending: list[str] = []
 
@@ -104,9 +102,18 @@ class Expander(Words):
             pending.pop()
             return number
 
+        given: dict[str, int] = {}
+
+        def assign(name: str, value: int) -> None:
+            given[name] = value
+            self.variables[name] = str(value)
+
         if self.why(text):
-            return next(iter(OPAQUE.finditer(text))).group(0)
-        result = evaluate(text, lookup, self.budget)
+            unknown = next(iter(OPAQUE.finditer(text))).group(0)
+            self.variables |= dict.fromkeys(ASSIGNED.findall(text), unknown)
+            return unknown
+        result = evaluate(text, lookup, self.budget, assign)
+        self.variables |= dict.fromkeys(given if names else (), names[0] if names else "")
         return names[0] if names else str(result)
 
 

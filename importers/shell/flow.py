@@ -5,7 +5,6 @@ that the branches leave different become unknown, with the condition as the reas
 the simple commands.
 """
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
@@ -21,8 +20,8 @@ from importers.shell.tree import Node, Simple
 from importers.shell.values import Value
 from program.errors import InputError
 
-STEP = re.compile(r"\s*(?:(\+\+|--)\s*([A-Za-z_]\w*)|([A-Za-z_]\w*)\s*(\+\+|--))\s*")
-SET = re.compile(r"\s*([A-Za-z_]\w*)\s*(<<|>>|[-+*/%&|^]|)=(?!=)(.*)", re.DOTALL)
+MOST_TURNS = 1000
+"""Of a `while` whose condition is known; one that goes on is taken to run an unknown number of times."""
 VARIABLE_BYTES = 50
 """A variable's place in a copy of all of them."""
 
@@ -219,12 +218,15 @@ class Flow(ABC):
             self.expander.variables[node.name] = item
             if not self.turn(node.body):
                 break
+        self._out_of_a_loop()
+
+    def _out_of_a_loop(self) -> None:
         self.land(lambda leave: leave.kind == "break" and leave.levels == 1)
         for leave, _ in self.left:
             leave.levels -= leave.kind in ("break", "continue")
 
-    def turn(self, body: list[Node]) -> bool:
-        """One time through a loop; whether there may be another."""
+    def turn(self, body: list[Node], after: list[Node] | None = None) -> bool:
+        """One time through a loop, and what a `for (( ))` does `after` it; whether there may be another."""
         more = True
         self.loops += 1
         try:
@@ -239,15 +241,33 @@ class Flow(ABC):
         finally:
             self.loops -= 1
         self.land(lambda leave: leave.kind == "continue" and leave.levels == 1)
+        self.run(after or [] if more else [])
         return more
 
     def while_(self, node: tree.While) -> None:
-        """A loop that ends before it begins is passed over; how often another runs is unknown."""
-        self.expander.tested = []
-        status = self.run(node.condition) if node.condition else None
-        if status is None or status == (not node.until):
-            once = tree.For(node.line, "_", ["once"], node.body)
+        """A loop whose condition is known runs to its end; how often another runs is unknown, and so is one that
+        nothing in its body ends."""
+        self.run(node.first)
+        before, commands = self.copied(self.expander.variables), len(self.script.commands)
+        for _ in range(MOST_TURNS):
+            self.expander.tested = []
+            status = self.run(node.condition) if node.condition else True
+            if status == node.until and status is not None:
+                break
+            held = self.expander.variables
+            self.expander.variables = self.copied(held)
+            if status is None or not self.turn(node.body, node.after):
+                break
+            if held == self.expander.variables:  # as it began: it would never end by itself
+                status = True
+                break
+        else:
+            self.expander.variables, status = before, None
+            del self.script.commands[commands:]
+        if status is None:
+            once = tree.For(node.line, "_", ["once"], [*node.body, *node.after])
             self.either_way([[once], []], self.because(f"the loop in line {node.line}"))
+        self._out_of_a_loop()
 
     def case(self, node: tree.Case) -> None:
         word = self.expander.text(node.word)
@@ -272,20 +292,8 @@ class Flow(ABC):
         return matches(word, pattern, self.budget)
 
     def arithmetic(self, node: tree.Arithmetic) -> bool | None:
-        """`(( N++ ))` and `(( N += 2 ))` change N; the status is whether the value is not 0."""
-        value: str | None = None
-        if match := STEP.fullmatch(node.expression):
-            name, sign = match[2] or match[3], (match[1] or match[4])[0]
-            before = self.expander.arithmetic(name)
-            after = self.expander.arithmetic(f"{name} {sign} 1")
-            self.expander.variables[name] = after
-            value = before if match[3] else after
-        elif match := SET.fullmatch(node.expression):
-            name, sign, right = match.groups()
-            value = self.expander.arithmetic(f"{name} {sign} ({right})" if sign else right)
-            self.expander.variables[name] = value
-        if value is None:
-            value = self.expander.arithmetic(node.expression)
+        """`(( N++ ))` changes N; the status is whether the value is not 0."""
+        value = self.expander.arithmetic(node.expression)
         self.expander.tested += self.expander.why(value)
         return None if self.expander.why(value) else value != "0"
 

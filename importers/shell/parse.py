@@ -98,7 +98,7 @@ class _Reader:
                 name = self.raw(node.child_by_field_name("variable"))
                 return For(line, name, words, self.body(children[-1].children))
             case "c_style_for_statement":
-                return While(line, self.body(children[-1].children))
+                return self._counting(node)
             case "while_statement":
                 condition = self.body(children[1:-1])
                 return While(line, self.body(children[-1].children), condition, children[0].type == "until")
@@ -116,6 +116,17 @@ class _Reader:
             case "test_command":
                 return Simple(line, words=self._test(node))
         return self._simple(node)
+
+    def _counting(self, node: "Syntax") -> While:
+        """`for (( first; condition; after ))`."""
+        brackets = [child for child in node.children if child.type in ("((", "))")]
+        text = self.text[brackets[0].end_byte : brackets[-1].start_byte]
+        line = node.start_point.row + 1
+        parts: list[list[Node]] = [
+            [Arithmetic(line, part)] if part.strip() else [] for part in (*text.split(";"), "", "")[:3]
+        ]
+        first, condition, after = parts
+        return While(line, self.body(node.children[-1].children), condition, first=first, after=after)
 
     def _chain(self, node: "Syntax") -> Chain:
         """`list` leans to the left: (a && b) || c."""

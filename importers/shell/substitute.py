@@ -7,6 +7,7 @@ import posixpath
 
 from importers.shell.budget import pieces
 from importers.shell.parse import parse
+from importers.shell.printing import printed, sequence
 from importers.shell.tree import Chain, Heredoc, Node, Pipeline, Simple
 from importers.shell.values import Value, Words
 from program.errors import InputError
@@ -82,6 +83,12 @@ def _printed(owner: Words, words: list[str]) -> str | None:
         return " ".join(field for word in rest if word != "-n" for field in owner.fields(word) or [""])
     if name == "expr":
         return owner.arithmetic(" ".join(rest).replace("\\*", "*"))
+    if name == "printf" and rest:
+        made = [field for word in rest for field in owner.fields(word) or [""]]
+        text = printed(owner, made[0], made[1:])
+        return None if text is None else text.rstrip("\n")
+    if name == "seq":
+        return sequence(owner, [owner.text(word) for word in rest])
     if name == "readlink" and rest[:1] and rest[0].startswith("-"):
         rest = rest[1:]
     elif name not in ("dirname", "basename", "realpath"):

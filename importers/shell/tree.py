@@ -80,12 +80,14 @@ class For:
 
 @dataclass(slots=True)
 class While:
-    """`while` or `until` (a `for (( ))` has no condition): how often it runs cannot be known without running it."""
+    """`while` or `until`; `for (( first; condition; after ))`, where no condition is always true."""
 
     line: int
     body: list["Node"]
     condition: list["Node"] = field(default_factory=list)
     until: bool = False
+    first: list["Node"] = field(default_factory=list)
+    after: list["Node"] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -28,7 +28,9 @@ def read(folder: Path, text: str, name: str, **request: Any) -> ImportResult:
 
 def said(result: ImportResult, *words: str) -> bool:
     """Whether one sentence of the import holds all the words."""
-    return any(all(word in each for word in words) for each in (*result.notes, *result.warnings, *result.problems))
+    assumed = [f"{each.subject}: {each.value}; {each.flag} changes {each.moves}" for each in result.assumptions]
+    sentences = (*result.notes, *result.warnings, *result.problems, *assumed)
+    return any(all(word in each for word in words) for each in sentences)
 
 
 def refused(run: dict[str, Any], *words: str) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from plan.presets import preset
 from plan.run import load
-from program.errors import InputError
 from tests.cases.importing import DGX, case, loaded, read, said
 
 
@@ -83,10 +82,15 @@ def test_117_neox_yaml_in_braces(tmp_path: Path) -> None:
     assert said(result, "not yet forecast", "gpt_j_residual")
 
 
-def test_119_llm_foundry_is_refused_by_name(tmp_path: Path) -> None:
-    """A format that is not read says so and lists those that are."""
-    with pytest.raises(InputError, match="looks like an llm-foundry YAML, which is not read yet; give a run file"):
-        read(tmp_path, case("119")["config_text"], "mpt-70b.yaml")
+def test_119_llm_foundry_s_70b(tmp_path: Path) -> None:
+    """64.86 billion parameters; PURE reduces in bf16; without a number of GPUs one node is assumed, and said."""
+    result = read(tmp_path, case("119")["config_text"], "mpt-70b.yaml", cluster="dgx-h100", nodes=16)
+    run = load(result.run_dict)
+    assert round(run.model.parameters() / 1e9, 2) == 64.86
+    assert (run.plan.gradient_dtype, run.plan.recompute, run.plan.microbatches) == ("bf16", "full", 2048 // (4 * 128))
+    assert (run.model.ffn, run.train.steps) == (32768, 333800)
+    alone = read(tmp_path, case("119")["config_text"], "mpt-70b.yaml", cluster="dgx-h100")
+    assert said(alone, "nodes: one of 8 GPUs", "--nodes N")
 
 
 def test_121_old_torchtitan_70b(tmp_path: Path) -> None:
@@ -102,5 +106,5 @@ def test_121_old_torchtitan_70b(tmp_path: Path) -> None:
         "full",
     )
     assert said(result, "data_parallel 8 = 64 GPUs / 8")
-    assert said(result, "unknown torchtitan table [dataset]")
+    assert said(result, "unknown torchtitan key dataset.dataset_weights")
     assert not result.problems

@@ -21,6 +21,7 @@ def script(flags: str, launcher: str = "torchrun --nproc_per_node 8", before: st
 
 
 def said(result: ImportResult, *words: str) -> bool:
-    """Whether one note, warning or problem holds all the words."""
-    sentences = (*result.notes, *result.warnings, *result.problems)
+    """Whether one note, warning, problem or assumption holds all the words."""
+    assumed = [f"{each.subject}: {each.value}; {each.flag} changes {each.moves}" for each in result.assumptions]
+    sentences = (*result.notes, *result.warnings, *result.problems, *assumed)
     return any(all(word in sentence for word in words) for sentence in sentences)

@@ -142,7 +142,7 @@ def test_old_names(tmp_path: Path) -> None:
     ("part", "words"),
     [
         ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, ["exclude each other"]),
-        ({"zero_optimization": {"stage": 4}}, ["zero_optimization.stage is 4", "0, 1, 2 or 3"]),
+        ({"zero_optimization": {"stage": 4}}, ["zero_optimization.stage is 4; it must be at most 3"]),
         ({"zero_optimization": {"stage": 1, "reduce_bucket_size": 5.5}}, ["reduce_bucket_size is 5.5", "whole number"]),
         (
             {"optimizer": {"type": "OneBitAdam"}, "zero_optimization": {"stage": 1}},
@@ -164,7 +164,7 @@ def test_old_names(tmp_path: Path) -> None:
         ),
         (
             {"zero_optimization": {"stagee": 4}},
-            ["unknown DeepSpeed key zero_optimization.stagee", "did you mean stage?"],
+            ["unknown DeepSpeed key zero_optimization.stagee", "did you mean zero_optimization.stage?"],
         ),
         ({"fp16": {"enabled": "maybe"}}, ["fp16.enabled is 'maybe'", "true or false"]),
         ({"curriculum_learning": {"enabled": True}}, ["curriculum_learning", "not forecast"]),

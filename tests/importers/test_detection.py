@@ -23,6 +23,11 @@ from program.errors import InputError
         ("a.yml", '{"num-layers": 4, "pipe-parallel-size": 1,}', "neox"),
         ("a.yaml", "model: gpt3-13b\ncluster: cpu\nplan: {}", "run"),
         ("a.yaml", "modle: x", "run"),
+        ("a.yaml", "max_duration: 3ba\nmodel: {name: mpt_causal_lm}", "llm-foundry"),
+        ("a.yaml", "base_model: x\ndeepspeed: {zero_optimization: {stage: 3}}", "trainer"),
+        ("a.yaml", "model_name_or_path: x\nstage: sft", "trainer"),
+        ("a.yaml", "trainer: {devices: 8}\nmodel: {tensor_model_parallel_size: 2}", "nemo"),
+        ("a.yaml", "model: {num_layers: 2}\ntrain: {micro_batch_size: 2}", "nemo"),
         ("noname", '{"train_batch_size": 1}', "deepspeed"),
     ],
 )
@@ -40,7 +45,7 @@ def test_formats(tmp_path: Path, name: str, text: str, kind: str) -> None:
         ("a.toml", "x = 1", "none of torchtitan's tables"),
         ("a.json", '{"x": 1}', "neither a DeepSpeed configuration nor a Hugging Face config.json"),
         ("a.yaml", "- 1", "holds a list"),
-        ("a.yaml", "max_duration: 3ba\nglobal_train_batch_size: 4", "llm-foundry"),
+        ("a.yaml", "max_duration: 3ba\nglobal_train_batch_size: 4", "the configuration has no model of its own"),
         ("notes.txt", "hello", "not a format Windtunnel reads"),
     ],
 )

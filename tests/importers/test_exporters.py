@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from importers import import_file
+from importers import import_file, import_text
 from importers.exporters import layout_string, megatron_script
+from importers.world import Request
+from importers.written import deepspeed_json, differences, slurm_script, torchtitan_toml
 from plan.layout import unit_counts
 from plan.run import Run, load
 from program.errors import InputError
@@ -123,3 +125,71 @@ def test_what_has_no_flag_is_refused_all_at_once() -> None:
         megatron_script(load({**BASE, "plan": plan}))
     assert len(error.value.problems) == 3
     assert "schedule gpipe has no Megatron flag; nearest that has: 1f1b or interleaved-1f1b" in str(error.value)
+
+
+WRITERS = {"ds.json": deepspeed_json, "run.toml": torchtitan_toml}
+
+
+@given(
+    micro=st.sampled_from([1, 2]),
+    steps=st.sampled_from([1, 4]),
+    zero=st.integers(0, 3),
+    overlap=st.booleans(),
+    recompute=st.sampled_from(["none", "full", "selective"]),
+    precision=st.sampled_from(["bf16", "fp16", "fp32"]),
+    lr=st.floats(1e-6, 1e-2),
+    name=st.sampled_from(sorted(WRITERS)),
+    tensor=st.sampled_from([1, 2]),
+    host=st.booleans(),
+)
+def test_what_is_not_said_is_listed(
+    micro: int, steps: int, zero: int, overlap: bool, recompute: str, precision: str, lr: float, name: str, tensor: int,
+    host: bool,
+) -> None:  # fmt: skip
+    """Every key of a plan comes back, or a sentence names it with both values."""
+    plan: dict[str, Any] = {
+        "zero_stage": zero,
+        "micro_batch_size": micro,
+        "recompute": recompute,
+        "precision": precision,
+    }
+    plan |= {"global_batch_size": micro * steps * 16 // tensor, "tensor_parallel": tensor, "attention": "flash"}
+    plan |= {"implementation": "deepspeed" if zero <= 1 and name == "ds.json" else "windtunnel"}
+    plan |= {"communication": {"overlap": overlap}} | ({"offload": {"optimizer": "cpu"}} if host and zero else {})
+    try:
+        run = load({"model": "llama-3-8b", "cluster": CLUSTER, "plan": plan, "optimizer": {"lr": lr}})
+    except InputError:
+        return
+    text, unsaid = WRITERS[name](run)
+    model = None if name == "run.toml" else run.to_dict()["model"]
+    if any("is refused" in sentence for sentence in unsaid):
+        return
+    again = load(import_text(text, Path(name), Request(CLUSTER, model=model)).run_dict)
+    for section in ("plan", "optimizer", "train"):
+        for key, ours, theirs in differences(getattr(run, section), getattr(again, section)):
+            assert any(f"{section}.{key} {ours}: it is read as {theirs}" in each for each in unsaid)
+
+
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [
+        ("ds.json", {"implementation": "deepspeed", "zero_stage": 1, "micro_batch_size": 2, "recompute": "full"}),
+        ("ds.json", {"implementation": "deepspeed", "zero_stage": 0, "precision": "fp16"}),
+        ("run.toml", {"implementation": "torch-fsdp", "zero_stage": 3, "recompute": "full"}),
+    ],
+)
+def test_a_plan_that_can_be_said_comes_back(name: str, plan: dict[str, Any]) -> None:
+    """Nothing of the plan is listed: the file means the run."""
+    more = {"global_batch_size": 64, "attention": "flash", "kernels": "compiled"}
+    run = load({"model": "llama-3-8b", "cluster": CLUSTER, "plan": more | plan})
+    _, unsaid = WRITERS[name](run)
+    assert not [sentence for sentence in unsaid if "cannot say plan" in sentence or "refused" in sentence], unsaid
+
+
+def test_a_slurm_script_means_its_run(tmp_path: Path) -> None:
+    """Nodes and GPUs come from its header."""
+    run = load({**BASE, "plan": BASE["plan"] | {"tensor_parallel": 2}})
+    (tmp_path / "run.sh").write_text(slurm_script(run))
+    result = import_file(tmp_path / "run.sh", cluster="dgx-h100")
+    assert "#SBATCH --nodes=2" in (tmp_path / "run.sh").read_text()
+    same(run, load(result.run_dict))

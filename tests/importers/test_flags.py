@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from importers import flags, import_file
+from importers import import_file
+from importers import megatron_table as flags
 from importers.arguments import Arguments
 from importers.shell.expand import Expander
+from importers.table import table
 from plan.ledger import Ledger
 from program.errors import InputError
 from tests.importers.imported import imported, said, script
@@ -19,22 +21,23 @@ def parse(*words: str) -> Arguments:
 
 def test_every_flag_stands_in_one_table() -> None:
     """A flag that were in two tables would be accounted for twice, or wrongly."""
-    tables = [set(flags.TRANSLATED), set(flags.RENAMED), set(flags.UNMODELLED), set(flags.NO_EFFECT)]
-    assert sum(map(len, tables)) == len(set().union(*tables))
+    assert not flags.FLAGS.keys() & flags.RENAMED.keys()
+    with pytest.raises(AssertionError, match="stands twice"):
+        table(read="whole 1 | a b", idle="text | a")
 
 
 def test_renamed_flags_lead_to_known_ones() -> None:
     """Every old name is rewritten into flags that are translated or without effect."""
     for new, _ in flags.RENAMED.values():
-        assert new.split()[0] in flags.TRANSLATED
+        assert flags.FLAGS[new.split()[0]].effect == "read"
 
 
 def test_both_forms_and_negative_values() -> None:
     """`--flag value` and `--flag=value` are the same; -1 is a value."""
     arguments = parse("--num-layers=96", "--hidden-size", "64", "--seed", "-1", "--bf16")
-    assert arguments.integer("--num-layers") == 96
-    assert arguments.integer("--hidden-size") == 64
-    assert arguments.text("--seed") == "-1"
+    assert arguments.whole("--num-layers") == 96
+    assert arguments.whole("--hidden-size") == 64
+    assert arguments.given["--seed"] == "-1"
     assert arguments.has("--bf16")
 
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from importers import deepspeed_keys, flags, neox_keys, torchtitan_keys
+from importers import deepspeed_table, neox_table
+from importers import megatron_table as flags
+from importers.torchtitan_table import KEYS as TITAN
 from plan.ledger import set_path
 from tests.importers.imported import SHAPE, ImportResult, imported, said
 
@@ -33,7 +35,7 @@ VALUES = {
 
 def sentences(result: ImportResult) -> set[str]:
     """Everything an import said."""
-    return {*result.notes, *result.warnings, *result.problems}
+    return {*result.notes, *result.warnings, *result.problems, *map(str, result.assumptions)}
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +89,7 @@ DEEPSPEED_VALUES: dict[str, object] = {
 def deepspeed_paths() -> list[str]:
     """Every known key, dotted."""
     return [
-        *sorted(deepspeed_keys.TOP),
-        *(f"{section}.{key}" for section, known in deepspeed_keys.SECTIONS.items() for key in sorted(known)),
+        *(name for name in deepspeed_table.KEYS if "optimizer.params" not in name and "scheduler.params" not in name)
     ]
 
 
@@ -105,7 +106,7 @@ def test_every_deepspeed_key_is_accounted_for(path: str, tmp_path: Path) -> None
     assert not any("unknown" in warning for warning in result.warnings)
 
 
-@pytest.mark.parametrize("path", sorted(deepspeed_keys.OBJECTS))
+@pytest.mark.parametrize("path", sorted(deepspeed_table.OBJECTS))
 def test_a_value_where_an_object_belongs(path: str, tmp_path: Path) -> None:
     """A problem that names the key, never a traceback."""
     config: dict[str, object] = {"train_batch_size": 8}
@@ -126,11 +127,11 @@ NEOX_VALUES: dict[str, object] = {
     "partition_activations": True, "synchronize_each_layer": True, "checkpoint_activations": False,
     "hidden_dropout": 0.1, "attention_dropout": 0.1, "rotary_pct": 0.5, "warmup": 0.5, "mlp_multiple_of": 512,
     "max_position_embeddings": 64, "train_iters": 50, "use_qk_layernorm": True,
-    **dict.fromkeys((*neox_keys.FUSIONS, *neox_keys.TRANSFORMER_ENGINE), True),
+    **dict.fromkeys((*neox_table.FUSIONS, *neox_table.TRANSFORMER_ENGINE), True),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("key", sorted(neox_keys.READ | neox_keys.NO_EFFECT))
+@pytest.mark.parametrize("key", sorted(neox_table.KEYS))
 def test_every_neox_key_is_accounted_for(key: str, tmp_path: Path) -> None:
     """A value other than the default changes the run or is spoken of."""
     request = {"cluster": "dgx-a100-80gb", "nodes": 1}
@@ -141,8 +142,8 @@ def test_every_neox_key_is_accounted_for(key: str, tmp_path: Path) -> None:
 
 
 TITAN_VALUES: dict[str, object] = {
-    **dict.fromkeys(torchtitan_keys.SWITCHES, True),
-    **{key: words[1] for key, words in torchtitan_keys.WORDS.items()},
+    **{name: True for name, key in TITAN.items() if key.kind == "switch"},
+    **{name: key.words[1] for name, key in TITAN.items() if key.words},
     "training.dtype": "bfloat16", "training.mixed_precision_param": "float32", "training.global_batch_size": 128,
     "training.mixed_precision_reduce": "bfloat16", "parallelism.fsdp_reshard_after_forward": "never",
     "parallelism.pipeline_parallel_schedule": "GPipe", "activation_checkpoint.selective_ac_option": "2",
@@ -154,7 +155,7 @@ TITAN_VALUES: dict[str, object] = {
 NEEDED = {"parallelism.num_pp_microbatches": 4, "parallelism.pipeline_parallel_microbatch_size": 4}
 
 
-@pytest.mark.parametrize("key", sorted(torchtitan_keys.READ))
+@pytest.mark.parametrize("key", sorted(name for name, key in TITAN.items() if key.effect == "read"))
 def test_every_torchtitan_key_is_accounted_for(key: str, tmp_path: Path) -> None:
     """A value other than the default changes the run or is spoken of, where the key it hangs on is given."""
     request = {"cluster": "dgx-a100-80gb", "nodes": 1}

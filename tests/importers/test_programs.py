@@ -102,7 +102,7 @@ def test_launchers_say_how_many_nodes(tmp_path: Path, launch: str, nodes: int) -
             "torchrun --nproc_per_node is 'two', but must be a whole number",
         ),
         ("torchrun --nproc_per_node gpu --nnodes 2 pretrain_gpt.py", "one process for each GPU that a node"),
-        ("python pretrain_gpt.py", "nothing says how many nodes run this: one of 8 GPUs is taken; give --nodes N"),
+        ("python pretrain_gpt.py", "nodes: one of 8 GPUs; --nodes N changes"),
     ],
 )
 def test_a_size_that_nobody_can_know_is_asked_for(tmp_path: Path, launch: str, words: str) -> None:

@@ -6,18 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from importers import deepspeed_keys, neox_keys, torchtitan_keys
-from importers.flag_words import WORDS
+from importers import deepspeed_table, neox_table
+from importers.megatron_table import FLAGS
+from importers.torchtitan_table import KEYS as TITAN
 from tests.importers.imported import imported, said, script
 
 NEOX = {
     "num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 32, "pipe_parallel_size": 1,
     "model_parallel_size": 1, "vocab_size": 1000, "train_micro_batch_size_per_gpu": 1,
 }  # fmt: skip
-NEOX_WORDS = {
-    "precision": tuple(neox_keys.PRECISIONS), "norm": ("layernorm", "rmsnorm"), "pos_emb": neox_keys.POSITIONS,
-    "activation": neox_keys.ACTIVATIONS, "mlp_type": neox_keys.MLPS, "lr_decay_style": neox_keys.DECAYS,
-}  # fmt: skip
+NEOX_WORDS = {name: key.words for name, key in neox_table.KEYS.items() if key.words}
+NEOX_WORDS["norm"] = ("layernorm", "rmsnorm")
 NEOX_SWITCHES = (
     "no_weight_tying", "gpt_j_residual", "use_bias_in_mlp", "use_bias_in_attn_linear", "checkpoint_activations",
     "partition_activations", "sequence_parallel", "synchronize_each_layer",
@@ -37,26 +36,26 @@ def toml(path: str, value: object) -> str:
     return f"[model]\n{model}{row if table == 'model' else ''}\n" + (f"[{table}]\n{row}" if table != "model" else "")
 
 
-@pytest.mark.parametrize("flag", sorted(WORDS))
+@pytest.mark.parametrize("flag", sorted(flag for flag, key in FLAGS.items() if key.words))
 def test_megatron_flags(flag: str, tmp_path: Path) -> None:
     """The last word of each list, misspelt."""
-    word = WORDS[flag][-1]
+    word = FLAGS[flag].words[-1]
     flags = f"{flag} {misspelt(word)} --lr 1e-4 --use-megatron-fsdp --recompute-granularity full"
     text = script(flags if flag != "--recompute-granularity" else f"{flag} {misspelt(word)}")
     assert said(imported(tmp_path, text), flag, misspelt(word), "must be one of", f"the nearest is {word!r}")
 
 
-@pytest.mark.parametrize("key", sorted(torchtitan_keys.WORDS))
+@pytest.mark.parametrize("key", sorted(name for name, key in TITAN.items() if key.words))
 def test_torchtitan_keys(key: str, tmp_path: Path) -> None:
     """Also a number where a word belongs."""
-    word = torchtitan_keys.WORDS[key][-1]
+    word = TITAN[key].words[-1]
     for value in (misspelt(word), 3):
         result = imported(tmp_path, toml(key, value), "x.toml", nodes=1)
         assert any(each.startswith(f"{key} is ") and "must be one of" in each for each in result.problems)
     assert said(imported(tmp_path, toml(key, misspelt(word)), "x.toml", nodes=1), f"the nearest is {word!r}")
 
 
-@pytest.mark.parametrize("key", sorted(torchtitan_keys.SWITCHES))
+@pytest.mark.parametrize("key", sorted(name for name, key in TITAN.items() if key.kind == "switch"))
 def test_torchtitan_switches(key: str, tmp_path: Path) -> None:
     """The word "no" is no; "perhaps" is nothing."""
     assert (
@@ -68,7 +67,7 @@ def test_torchtitan_switches(key: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", sorted(NEOX_WORDS))
-def test_neox_keys(key: str, tmp_path: Path) -> None:
+def test_neox_table(key: str, tmp_path: Path) -> None:
     """Each word of the list is legal; near it is not."""
     word = NEOX_WORDS[key][-1]
     result = imported(tmp_path, json.dumps(NEOX | {key: misspelt(word)}), "x.yml", nodes=1)
@@ -106,10 +105,10 @@ def test_deepspeed_values(config: dict[str, object], problem: str, tmp_path: Pat
 
 def test_an_object_is_shown_by_a_key_that_it_has(tmp_path: Path) -> None:
     """What stands in its place names that key, not one of another object."""
-    for path, key in deepspeed_keys.FIRST.items():
-        known = deepspeed_keys.SECTIONS.get(path)
-        assert known is None or key in known
-        assert path in deepspeed_keys.OBJECTS
+    for path, key in deepspeed_table.EXAMPLES.items():
+        known = [name for name in deepspeed_table.KEYS if name.startswith(f"{path}.")]
+        assert f"{path}.{key}" in known
+        assert path in deepspeed_table.OBJECTS
 
 
 @pytest.mark.parametrize(

@@ -90,14 +90,17 @@ def import_(
 
 
 class Framework(StrEnum):
-    """Whose launch script to write."""
+    """Whose file to write."""
 
     megatron = "megatron"
+    slurm = "slurm"
+    deepspeed = "deepspeed"
+    torchtitan = "torchtitan"
 
 
 def export(
     run: o.RunFile,
-    to: Annotated[Framework, typer.Option(help="Whose launch script.")] = Framework.megatron,
+    to: Annotated[Framework, typer.Option(help="Whose file to write.")] = Framework.megatron,
     set_: o.Set = [],  # noqa: B006  typer copies it
     cluster: o.Cluster = "",
     nodes: o.Nodes = None,
@@ -108,22 +111,28 @@ def export(
     output: o.Output = "",
     as_json: o.Json = False,
 ) -> int:
-    """Print the launch script that starts this run under another framework; what it cannot say is refused."""
+    """Print the file that starts this run under another framework; what it cannot say is refused or listed."""
     from compiler import laid_out
     from importers.exporters import megatron_script
+    from importers.written import deepspeed_json, slurm_script, torchtitan_toml
     from windtunnel import output as say
     from windtunnel.source import RunSource
 
     source = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read), accept_unknown)
     target = output or None
-    script = megatron_script(laid_out(source.load()))
+    loaded, unsaid = laid_out(source.load()), list[str]()
+    if to in (Framework.megatron, Framework.slurm):
+        script = (megatron_script if to is Framework.megatron else slurm_script)(loaded)
+    else:
+        script, unsaid = (deepspeed_json if to is Framework.deepspeed else torchtitan_toml)(loaded)
     if target:
         _write(Path(target), script)
         say.note(f"wrote {target}")
     if as_json:
-        say.emit_json({"framework": to.value, "script": script, "written": target})
+        say.emit_json({"framework": to.value, "script": script, "written": target, "unsaid": unsaid})
     elif not target:
         say.emit(script)
+    source.warnings += unsaid
     _notes(source)
     return 0
 

@@ -1,0 +1,4 @@
+#!/bin/bash
+L=${LAYERS:-24}
+GBS=${1:-8}
+torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers $L --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 --vocab-size 51200 --micro-batch-size 1 --global-batch-size $GBS --bf16

@@ -1,0 +1,2 @@
+#!/bin/bash
+torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 --vocab-size 51200 --micro-batch-size 2 --global-batch-size 32 --fp16 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --activations-checkpoint-method uniform --DDP-impl local

@@ -1,0 +1,2 @@
+#!/bin/bash
+torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 --vocab-size 51200 --micro-batch-size 1 --global-batch-size 8 --bf16 --use-mcore-models --transformer-impl transformer_engine --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather --recompute-activations

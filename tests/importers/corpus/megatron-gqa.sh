@@ -1,0 +1,2 @@
+#!/bin/bash
+torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention --num-query-groups 8 --seq-length 8192 --max-position-embeddings 8192 --micro-batch-size 1 --global-batch-size 64 --bf16 --swiglu --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights --position-embedding-type rope --rotary-base 500000 --vocab-size 128256 --attention-backend flash --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 4

@@ -1,0 +1,2 @@
+#!/bin/bash
+torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --ffn-hidden-size 11008 --num-attention-heads 32 --seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 128 --bf16 --swiglu --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights --position-embedding-type rope --vocab-size 32000 --make-vocab-size-divisible-by 1 --tensor-model-parallel-size 2 --sequence-parallel --use-flash-attn --hidden-dropout 0 --attention-dropout 0

@@ -1,0 +1,2 @@
+#!/bin/bash
+mpirun -np 16 --npernode 8 python pretrain_gpt.py --num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 --vocab-size 51200 --micro-batch-size 1 --global-batch-size 16 --bf16

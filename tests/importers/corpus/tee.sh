@@ -1,0 +1,4 @@
+#!/bin/bash
+set -euo pipefail
+mkdir -p logs
+torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 --vocab-size 51200 --micro-batch-size 1 --global-batch-size 8 --bf16 2>&1 | tee logs/x.log
