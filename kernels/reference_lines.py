@@ -165,6 +165,11 @@ def scale(x: Tensor, factor: float) -> Tensor:
     return x.mul_(factor)
 
 
+def scaled(x: Tensor, factor: float) -> Tensor:
+    """x · factor."""
+    return x * factor
+
+
 # ---------------------------------------------------------------- flat tensors
 
 
