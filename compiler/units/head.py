@@ -19,7 +19,7 @@ from compiler.units.common import (
     weight_gradient,
 )
 from compiler.units.shape import UnitShape
-from program.lines import Apply, Inside, Unit, apply
+from program.lines import Apply, Inside, Step, Unit, apply
 
 HEAD, NORM = "head.weight", "head.norm"
 
@@ -73,6 +73,12 @@ class _Cap:
         return apply("clone", self.logits, self.kept), loss, back
 
 
+def _scales(shape: UnitShape) -> dict[str, object]:
+    """What makes the loss a mean, and its gradient one that a narrow type holds."""
+    times = {"times": Step("loss_scale")} if shape.scaled else {}
+    return {"scale": shape.loss_scale, **times}
+
+
 def _sum(builder: UnitBuilder, piece: str, name: str) -> None:
     """A maximum or a sum over the ranks that share the vocabulary."""
     if builder.shape.tp > 1:
@@ -88,7 +94,7 @@ def _whole(builder: UnitBuilder, y: str, table: str) -> str:
     _sum(builder, "head.logits", "rowmax")
     builder.forward("head.exp", apply("ce_exp", "logits rowmax targets", "sums", **shard))
     _sum(builder, "head.exp", "sums")
-    loss = apply("ce_loss", "logits rowmax sums targets s:loss", **shard, scale=shape.loss_scale)
+    loss = apply("ce_loss", "logits rowmax sums targets s:loss", **shard, **_scales(shape))
     builder.forward("head.loss", *capped.around(loss))
     y = regather(builder, "head.in", "")
     builder.backward("I", "head.logits", apply("gemm", f"logits {table}", "dy", variant="nn"))
@@ -116,9 +122,7 @@ def _chunked(builder: UnitBuilder, y: str, table: str) -> None:
             *capped.forward(),
             apply("ce_max", logits, top, valid=shard["valid"]),
             apply("ce_exp", f"{logits} {top} {targets}", sums, **shard),
-            *capped.around(
-                apply("ce_loss", f"{logits} {top} {sums} {targets} s:loss", **shard, scale=shape.loss_scale)
-            ),
+            *capped.around(apply("ce_loss", f"{logits} {top} {sums} {targets} s:loss", **shard, **_scales(shape))),
             apply("gemm_out", f"{logits} {table} {dy}", variant="nn"),
             weight_gradient(logits, some, table),
         ]

@@ -64,6 +64,7 @@ class UnitShape:
     rope_local_theta: float | None
     rope_scaling: RopeScaling | None
     loss_scale: float  # makes sums over rows, micro-batches and ranks a mean over the global batch
+    scaled: bool  # the gradient of the loss, by the step's loss scale
     unfused: bool
     attention: str
     serial: bool  # autograd's order: no collective beside a weight gradient
@@ -160,6 +161,7 @@ def unit_shape(model: Model, plan: Plan) -> UnitShape:
         rope_local_theta=model.rope_local_theta,
         rope_scaling=model.rope_scaling,
         loss_scale=1.0 / (plan.global_batch_size * model.seq_length),
+        scaled=plan.loss_scale is not None,
         unfused=plan.attention == "unfused",
         attention=plan.attention,
         serial=chosen.serial,

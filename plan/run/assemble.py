@@ -10,12 +10,13 @@ from typing import Any
 from plan import presets
 from plan.implementations import implementation
 from plan.model import GATED, AttentionWindow, Model, RopeScaling
-from plan.parallel import Communication, Offload, Plan, Recompute, Zero, auto_bucket_mb
+from plan.parallel import Communication, LossScale, Offload, Plan, Recompute, Zero, auto_bucket_mb
 from plan.pipeline import usual
 from plan.run.job import Budget, Checkpoint, Data, LrSchedule, Optimizer, Run, Train
 from plan.run.schema import (
     BiasSpec,
     ClusterSpec,
+    LossScaleSpec,
     ModelSpec,
     OptimizerSpec,
     PlanSpec,
@@ -155,6 +156,7 @@ def _plan(spec: PlanSpec, model: Model, cluster: Cluster) -> Plan:
         recompute=recompute,
         recompute_layers=spec.recompute.layers if isinstance(spec.recompute, RecomputeLayersSpec) else 0,
         gradient_dtype=spec.gradient_dtype or chosen.gradient_dtype(spec.precision, zero_stage),
+        loss_scale=_loss_scale(spec),
         attention=spec.attention or ("unfused" if unfused else "flash"),
         kernels=spec.kernels or ("eager" if cluster.device == "cpu" else "compiled"),
         loss_chunks=spec.loss_chunks or 1,
@@ -182,8 +184,19 @@ _DERIVED = {
     "attention",
     "kernels",
     "loss_chunks",
+    "loss_scale",
     "communication",
 }
+
+
+def _loss_scale(spec: PlanSpec) -> LossScale | None:
+    """Auto: a dynamic one under fp16, none otherwise. A number stays what it is."""
+    given = spec.loss_scale
+    if given is None:
+        return LossScale() if spec.precision == "fp16" else None
+    if isinstance(given, LossScaleSpec):
+        return LossScale(**given.model_dump())
+    return None if given == "none" else LossScale(float(given), window=0, floor=float(given))
 
 
 def _optimizer(spec: OptimizerSpec) -> Optimizer:

@@ -154,6 +154,9 @@ def _plan_dict(plan: Plan) -> dict[str, Any]:
         values["recompute"] = {"layers": layers}
     if plan.virtual_pipeline == 1:
         values["microbatch_group"] = "auto"  # it follows pipeline_parallel, also when that is overridden
+    scale = plan.loss_scale
+    if scale is None or scale.window == 0:
+        values["loss_scale"] = "none" if scale is None else scale.initial
     if not isinstance(plan.pipeline_layout, str):
         values["pipeline_layout"] = list(plan.pipeline_layout)
     if not isinstance(plan.schedule, str):

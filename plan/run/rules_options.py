@@ -149,5 +149,7 @@ def graph(run: Run) -> Iterator[str]:
         yield "cuda_graph true needs CUDA devices, but the cluster is cpu; set it to false"
     if not engine(plan).captures_graphs:
         yield f"cuda_graph true is of implementation windtunnel, but it is {plan.implementation}; set it to false"
+    if plan.loss_scale is not None:
+        yield "cuda_graph true with a loss scale: a replayed graph holds one scale; set cuda_graph to false"
     if plan.launch_blocking:
         yield "cuda_graph true with launch_blocking true: a graph's kernels are launched at once; set one to false"

@@ -175,6 +175,14 @@ class CommunicationSpec(Spec):
     order: str = "auto"
 
 
+class LossScaleSpec(Spec):
+    initial: Positive = 65536.0
+    window: Count = 1000
+    hysteresis: Count = 2
+    floor: Positive = 1.0
+    factor: Annotated[Number, Field(gt=1)] = 2.0
+
+
 class RecomputeLayersSpec(Spec):
     layers: Count
 
@@ -201,6 +209,7 @@ class PlanSpec(Spec):
     partition_activations: bool = False
     precision: Literal["fp64", "fp32", "fp16", "bf16", "fp8"] = "bf16"
     gradient_dtype: Annotated[Literal["fp64", "fp32", "bf16", "fp16"] | None, Auto] = None
+    loss_scale: Annotated[Literal["none"] | Positive | LossScaleSpec | None, Auto] = None
     attention: Annotated[Literal["unfused", "flash", "cudnn"] | None, Auto] = None
     kernels: Annotated[Literal["eager", "compiled", "triton", "nanotron", "llm-foundry", "fms"] | None, Auto] = None
     launch_blocking: bool = False
