@@ -26,8 +26,9 @@ def compile_run(run: Run) -> StepProgram:
     """The step program of a run that passed `plan.run.rules`."""
     run = laid_out(run)
     given = run.optimizer
-    conditional = run.train.nonfinite != "continue"
-    optimizer = AdamNumbers(given.betas, given.eps, given.weight_decay, given.clip_norm, conditional)
+    scaled = run.plan.loss_scale is not None  # its overflows are left out, whatever else is not finite
+    conditional = scaled or run.train.nonfinite != "continue"
+    optimizer = AdamNumbers(given.betas, given.eps, given.weight_decay, given.clip_norm, conditional, scaled)
     return compile_plan(run.model, run.plan, optimizer)
 
 
@@ -35,7 +36,7 @@ def compile_plan(model: Model, plan: Plan, optimizer: AdamNumbers | None = None)
     """The step program of `model` under `plan`; the optimizer's numbers are the usual ones where none are given. On no
     known cluster nothing is balanced: `pipeline_layout: auto` counts units (`plan.layout`)."""
     with gc_paused():
-        return _compiled(model, plan, optimizer or AdamNumbers())
+        return _compiled(model, plan, optimizer or AdamNumbers(scaled=plan.loss_scale is not None))
 
 
 def _compiled(model: Model, plan: Plan, optimizer: AdamNumbers) -> StepProgram:

@@ -196,7 +196,8 @@ def _norm(close: _Close, loss: int) -> None:
     buckets = close.parameters.buckets
     plan, counts = close.plan, [_held(close, b) for b in buckets]
     weights = [b.norm_weight for b in buckets]
-    body = around.norm(counts, plan.gradient_dtype, state_dtype(plan), weights, 1.0 / plan.tensor_parallel)
+    share, scaled = 1.0 / plan.tensor_parallel, plan.loss_scale is not None
+    body = around.norm(counts, plan.gradient_dtype, state_dtype(plan), weights, share, scaled)
     reads = (*(rank_wide(b.reduced_buffer) for b in buckets), rank_wide(loss))
     after = (close.tail, *close.done)
     close.builder.emit("step", "NORM", 0, "norm", "compute", reads, (rank_wide(loss + 1),), body, after=after)

@@ -8,6 +8,8 @@ unit stride along d.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 
 from kernels.reference import compute_type
@@ -18,38 +20,86 @@ Tensor = torch.Tensor
 aten = torch.ops.aten
 
 
-def attention_forward(q: Tensor, k: Tensor, v: Tensor, variant: str = "flash") -> tuple[Tensor, Tensor]:
-    """(o (b, heads, s, d), lse (b, heads, s) in the computing type, contiguous and of its own)."""
+def attention_forward(
+    q: Tensor, k: Tensor, v: Tensor, variant: str = "flash", scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """(o (b, heads, s, d), lse (b, heads, s) in the computing type, contiguous and of its own). `scale` of scores: None
+    is 1/√d. A variant's "+windowN" is attention to the last N keys."""
     if "alibi" in variant:
         raise InputError("torch's fused attention takes no ALiBi bias; set plan.attention: unfused")
     if not q.is_cuda:
-        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
+        mask = _band(q, variant)
+        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, mask is None, attn_mask=mask, scale=scale
+        )
         return out, lse.contiguous()
     _check_cuda(q)
+    if (left := _window(variant)) is not None:
+        s, rows = q.shape[2], [t.transpose(1, 2) for t in (q, k, v)]
+        out, lse = aten._flash_attention_forward(
+            *rows, None, None, s, s, 0.0, True, False, scale=scale, window_size_left=left - 1, window_size_right=0
+        )[:2]
+        return out.transpose(1, 2), lse.contiguous()
     if variant.startswith("cudnn"):
-        out, lse = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True)[:2]
+        out, lse = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True, scale=scale)[:2]
         return out, lse.reshape(q.shape[:3]).contiguous()
-    out, lse = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[:2]
+    out, lse = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, scale=scale)[:2]
     return out, lse.contiguous()
 
 
 def attention_backward(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, variant: str = "flash"
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    variant: str = "flash",
+    scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv), shaped as q, k, v, from what the forward returned."""
     if not q.is_cuda:
-        return aten._scaled_dot_product_flash_attention_for_cpu_backward(do, q, k, v, o, lse, 0.0, True)
+        mask = _band(q, variant)
+        return aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            do, q, k, v, o, lse, 0.0, mask is None, attn_mask=mask, scale=scale
+        )
     _check_cuda(q)
     unused = torch.zeros((), dtype=torch.int64, device=q.device)  # generator state: there is no dropout inside
     s = q.shape[2]
     if variant.startswith("cudnn"):
         return aten._scaled_dot_product_cudnn_attention_backward(
-            do, q, k, v, o, lse.unsqueeze(-1), unused, unused, None, None, None, s, s, 0.0, True
+            do, q, k, v, o, lse.unsqueeze(-1), unused, unused, None, None, None, s, s, 0.0, True, scale=scale
         )
     state = torch.zeros(2, dtype=torch.uint64, device=q.device)
+    if (left := _window(variant)) is not None:
+        rows = [t.transpose(1, 2) for t in (do, q, k, v, o)]
+        made = aten._flash_attention_backward(
+            *rows, lse, None, None, s, s, 0.0, True, state, unused,
+            scale=scale, window_size_left=left - 1, window_size_right=0,
+        )  # fmt: skip
+        dq, dk, dv = (t.transpose(1, 2) for t in made)
+        return dq, dk, dv
     return aten._scaled_dot_product_flash_attention_backward(
-        do, q, k, v, o, lse, None, None, s, s, 0.0, True, state, unused
+        do, q, k, v, o, lse, None, None, s, s, 0.0, True, state, unused, scale=scale
     )
+
+
+def _window(variant: str) -> int | None:
+    """The window that a variant names."""
+    size = variant.partition("+window")[2]
+    return int(size) if size else None
+
+
+def _band(q: Tensor, variant: str) -> Tensor | None:
+    """The window as torch's kernel of a CPU takes it: what is added to scores (s, s); None without one."""
+    size = _window(variant)
+    return None if size is None else _banded(q.shape[2], size, q.dtype)
+
+
+@lru_cache(maxsize=4)
+def _banded(seq: int, size: int, dtype: torch.dtype) -> Tensor:
+    seen = torch.ones(seq, seq, dtype=torch.bool).tril_().triu_(1 - size)
+    return torch.zeros(seq, seq, dtype=dtype).masked_fill_(~seen, float("-inf"))
 
 
 def _check_cuda(q: Tensor) -> None:

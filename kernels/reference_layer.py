@@ -69,6 +69,72 @@ def gelu_backward(da: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     return du.to(u.dtype), torch.nn.functional.gelu(wide, approximate="tanh").to(u.dtype)
 
 
+def geglu_forward(u: Tensor) -> Tensor:
+    """gelu(gate) · up (rows, f) of u (rows, 2f), whose first half is the gate."""
+    gate, up = u.to(compute_type(u)).chunk(2, dim=-1)
+    return (torch.nn.functional.gelu(gate, approximate="tanh") * up).to(u.dtype)
+
+
+def geglu_backward(da: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """(du, a), as `swiglu_backward`."""
+    gate, up = u.to(compute_type(u)).chunk(2, dim=-1)
+    d, turned = da.to(gate.dtype), torch.nn.functional.gelu(gate, approximate="tanh")
+    du = torch.cat((torch.ops.aten.gelu_backward(d * up, gate, approximate="tanh"), d * turned), dim=-1)
+    return du.to(u.dtype), (turned * up).to(u.dtype)
+
+
+def relu_forward(u: Tensor) -> Tensor:
+    """max(u, 0)."""
+    return u.relu()
+
+
+def relu_backward(da: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """(du, a), as `swiglu_backward`."""
+    return da * (u > 0), u.relu()
+
+
+def relu2_forward(u: Tensor) -> Tensor:
+    """max(u, 0)²."""
+    return u.relu().square()
+
+
+def relu2_backward(da: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """(du, a), as `swiglu_backward`."""
+    a = u.relu()
+    return 2 * da * a, a.square()
+
+
+# ---------------------------------------------------------------- caps and norms of heads
+
+
+def softcap_forward(x: Tensor, cap: float, scale: float) -> Tensor:
+    """x becomes cap · tanh(scale · x / cap), in place."""
+    return x.copy_(torch.tanh(x.to(compute_type(x)) * (scale / cap)) * cap)
+
+
+def softcap_backward(d: Tensor, y: Tensor, cap: float, scale: float) -> Tensor:
+    """The gradient d of what `softcap_forward` made, y, becomes that of x, in place."""
+    wide = y.to(compute_type(y)) / cap
+    return d.copy_(d.to(wide.dtype) * (1 - wide.square()) * scale)
+
+
+def rmsnorm_heads_forward(x: Tensor, weight: Tensor, y: Tensor, eps: float) -> Tensor:
+    """rstd (tokens, heads): y (tokens, heads, width) = x · rstd · weight along the width; both may lie in wider
+    rows."""
+    s = x.to(compute_type(x))
+    rstd = torch.rsqrt(s.square().mean(-1) + eps)
+    y.copy_(s * rstd[..., None] * weight.to(s.dtype))
+    return rstd
+
+
+def rmsnorm_heads_backward(d: Tensor, x: Tensor, rstd: Tensor, weight: Tensor, grad: Tensor) -> Tensor:
+    """The gradient d of y becomes that of x, in place; the weight's is added into `grad`."""
+    xhat, g = x.to(rstd.dtype) * rstd[..., None], d.to(rstd.dtype)
+    grad.add_((g * xhat).sum((0, 1)))
+    g = g * weight.to(rstd.dtype)
+    return d.copy_((g - xhat * (g * xhat).mean(-1, keepdim=True)) * rstd[..., None])
+
+
 # ---------------------------------------------------------------- rotary
 
 

@@ -160,9 +160,14 @@ def softmax_loss(
     return logits.mul_(share[:, None])
 
 
-def scale(x: Tensor, factor: float) -> Tensor:
-    """x *= factor."""
-    return x.mul_(factor)
+def scale(x: Tensor, factor: float, times: float | Tensor = 1.0) -> Tensor:
+    """x *= factor · times."""
+    return x.mul_(factor * times)
+
+
+def scaled(x: Tensor, factor: float) -> Tensor:
+    """x · factor."""
+    return x * factor
 
 
 # ---------------------------------------------------------------- flat tensors
@@ -183,13 +188,18 @@ def add_into(total: Tensor, x: Tensor) -> Tensor:
     return total.add_(x)
 
 
-def statistics(found: Tensor, *reads: Tensor, weights: Sequence[float], share: float) -> Tensor:
-    """found (2,) = Σ weight · sum of squares over the buckets, and this rank's share of the loss, which comes last."""
+def statistics(
+    found: Tensor, *reads: Tensor, weights: Sequence[float], share: float, times: Tensor | None = None
+) -> Tensor:
+    """found (2,) = Σ weight · sum of squares over the buckets, and this rank's share of the loss, which comes last. The
+    squares are of `times` the gradient."""
     *sums, loss = reads
     found.zero_()
     for weight, sum_ in zip(weights, sums, strict=True):
         if weight:
             found[0].add_(sum_, alpha=weight)
+    if times is not None:
+        found[0].div_(times).div_(times)
     found[1].add_(loss[0], alpha=share)
     return found
 

@@ -43,15 +43,24 @@ def ce_exp(logits: Tensor, row_max: Tensor, targets: Tensor, first: int, valid: 
 
 
 def ce_loss(
-    logits: Tensor, row_max: Tensor, sums: Tensor, targets: Tensor, loss: Tensor, first: int, valid: int, scale: float
+    logits: Tensor,
+    row_max: Tensor,
+    sums: Tensor,
+    targets: Tensor,
+    loss: Tensor,
+    first: int,
+    valid: int,
+    scale: float,
+    times: float | Tensor = 1.0,
 ) -> Tensor:
-    """Logits become scale · their gradient, in place; loss (1,) += scale · Σ over rows of −log p(target). Returns the
-    logits."""
+    """Logits become times · scale · their gradient, in place; loss (1,) += scale · Σ over rows of −log p(target).
+    Returns the logits."""
     others, target = sums[0], sums[1]
     total = others + torch.exp(target - row_max)
     lse = row_max + torch.log(total)
     share = (targets >= 0).to(lse.dtype) * scale  # of each row; a negative target is ignored: no loss, no gradient
     loss.add_(((lse - target) * share).sum())
+    share = share * times
     logits[:, valid:] = 0
     if valid:
         inside, column = local_targets(targets, first, valid)
@@ -62,13 +71,15 @@ def ce_loss(
     return logits
 
 
-def ce_columns(logits: Tensor, targets: Tensor, loss: Tensor, valid: int, scale: float) -> Tensor:
+def ce_columns(
+    logits: Tensor, targets: Tensor, loss: Tensor, valid: int, scale: float, times: float | Tensor = 1.0
+) -> Tensor:
     """The three parts in one, of logits of a whole vocabulary that lie transposed, (columns, rows): they become
-    scale · their gradient, and loss (1,) grows. Returns the logits."""
+    times · scale · their gradient, and loss (1,) grows. Returns the logits."""
     rows = logits.t()
     row_max = ce_max(rows, valid)
     sums = ce_exp(rows, row_max, targets, 0, valid)
-    ce_loss(rows, row_max, sums, targets, loss, 0, valid, scale)
+    ce_loss(rows, row_max, sums, targets, loss, 0, valid, scale, times)
     return logits
 
 
@@ -87,12 +98,14 @@ def not_finite(stats: Tensor) -> Tensor:
     return (stats * 0.0).sum().ne_(0.0).to(torch.float32)  # 0 times either is no number, which is not equal to 0
 
 
-def clip_coefficient(sum_of_squares: Tensor, max_norm: float) -> Tensor:
-    """What gradients are multiplied by so that their norm is at most `max_norm` (0: no clipping); stays on the
-    device."""
+def clip_coefficient(sum_of_squares: Tensor, max_norm: float, times: Tensor | None = None) -> Tensor:
+    """What gradients are multiplied by so that their norm is at most `max_norm` (0: no clipping); stays on the device.
+    The gradients are `times` what the sum is of."""
     if max_norm <= 0:
-        return torch.ones_like(sum_of_squares)
-    return (max_norm / (sum_of_squares.sqrt() + 1e-6)).clamp_(max=1.0)
+        found = torch.ones_like(sum_of_squares)
+    else:
+        found = (max_norm / (sum_of_squares.sqrt() + 1e-6)).clamp_(max=1.0)
+    return found if times is None else found.div_(times)
 
 
 def adamw(

@@ -46,6 +46,16 @@ POINTWISE = (
     "ce_loss",
     "softmax_forward",
     "softmax_backward",
+    "geglu_forward",
+    "geglu_backward",
+    "relu_forward",
+    "relu_backward",
+    "relu2_forward",
+    "relu2_backward",
+    "softcap_forward",
+    "softcap_backward",
+    "rmsnorm_heads_forward",
+    "rmsnorm_heads_backward",
 )
 """Operators that `compiled` hands to torch.compile: regions between explicit products, never a product."""
 MASKED = frozenset(("add", "add_backward", "softmax_forward", "softmax_backward"))
@@ -135,12 +145,18 @@ _ELSEWHERE: dict[str, Callable[..., Any]] = {
     "not_finite": reference_loss.not_finite,
 }
 LINES: dict[str, Callable[..., Any]] = _ELSEWHERE | {
+    name: getattr(reference_layer, name)
+    for name in (
+        "geglu_forward", "geglu_backward", "relu_forward", "relu_backward", "relu2_forward", "relu2_backward",
+        "softcap_forward", "softcap_backward", "rmsnorm_heads_forward", "rmsnorm_heads_backward",
+    )
+} | {
     name: getattr(reference_lines, name)
     for name in (
         "gemm_out", "bmm_add", "rmsnorm_input_gradient", "rmsnorm_weight_gradient", "layernorm_input_gradient",
         "layernorm_weight_gradient", "flat_heads", "fold_heads", "rows_of", "merge_heads", "alibi_scores", "alibi_add",
         "add_storing", "drop", "drop_storing", "drop_stored", "shift_rows", "exponentiate", "row_sums", "softmax_loss",
-        "scale", "clone", "cast", "add_into", "statistics", "transfer",
+        "scale", "scaled", "clone", "cast", "add_into", "statistics", "transfer",
     )
 }  # fmt: skip
 """Operators of `program.operators` whose time another one's measurement answers for."""

@@ -132,21 +132,31 @@ def ce_exp(logits: Tensor, row_max: Tensor, targets: Tensor, first: int, valid: 
 
 
 def ce_loss(
-    logits: Tensor, row_max: Tensor, sums: Tensor, targets: Tensor, loss: Tensor, first: int, valid: int, scale: float
+    logits: Tensor,
+    row_max: Tensor,
+    sums: Tensor,
+    targets: Tensor,
+    loss: Tensor,
+    first: int,
+    valid: int,
+    scale: float,
+    times: float | Tensor = 1.0,
 ) -> Tensor:
     """Logits become their gradient."""
     stats = crossentropy.RowStatistics(row_max, sums[0], sums[1])
     size = _size(first, valid, logits)
     rows, _ = crossentropy.cross_entropy(
-        logits, targets, scale=scale, stats=stats, vocab_first=first, vocab_size=size, in_place=True
+        logits, targets, scale=scale * float(times), stats=stats, vocab_first=first, vocab_size=size, in_place=True
     )
     loss.add_(rows.sum() * scale)
     return logits
 
 
-def ce_columns(logits: Tensor, targets: Tensor, loss: Tensor, valid: int, scale: float) -> Tensor:
+def ce_columns(
+    logits: Tensor, targets: Tensor, loss: Tensor, valid: int, scale: float, times: float | Tensor = 1.0
+) -> Tensor:
     """Transposed logits become their gradient."""
-    rows = cross_entropy_columns(logits, targets, scale=scale, vocab_size=valid)
+    rows = cross_entropy_columns(logits, targets, scale=scale * float(times), vocab_size=valid)
     loss.add_(rows.sum() * scale)
     return logits
 

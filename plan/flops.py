@@ -4,7 +4,8 @@
 multiply-add is two. Backward is twice forward. All conventions agree on the linears; they differ in attention, and
 `palm` in the embedding:
 
-- `exact`, the default: causal attention at half of the square; the output projection, but no embedding look-up.
+- `exact`, the default: causal attention at half of the square, and within the window of a layer that has one; the
+  output projection, but no embedding look-up. The other two do not know windows.
 - `megatron`: the full square of scores, vocabulary included. 72·B·s·L·h²·(1 + s/6h + V/12Lh) for a GPT, and with full
   recompute 96·B·s·L·h²·(1 + s/6h + V/16Lh). Narayanan et al. 2021, arXiv 2104.04473, §5.1, carried over to grouped
   queries and gated MLPs.
@@ -44,8 +45,17 @@ def forward_flops_per_token(model: Model, convention: Convention = "exact") -> F
     square = 4.0 * model.seq_length * model.attention_width
     if convention == "palm":
         return ForwardFlops(2.0 * model.parameters() / model.layers, square, 0.0)
-    attention = square / 2 if convention == "exact" else square
+    attention = square * _seen(model) if convention == "exact" else square
     return ForwardFlops(2.0 * _linear_weights(model), attention, 2.0 * model.hidden * model.vocab)
+
+
+def _seen(model: Model) -> float:
+    """The share of the square of scores that causal attention computes, a mean over the layers: half of it, or a band
+    as wide as the window."""
+    shares = [
+        (model.layer_window(layer) or model.seq_length) / model.seq_length for layer in range(1, model.layers + 1)
+    ]
+    return sum(share * (1 - share / 2) for share in shares) / model.layers
 
 
 def _linear_weights(model: Model) -> int:

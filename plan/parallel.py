@@ -53,6 +53,19 @@ class Offload:
 
 
 @dataclass(frozen=True, slots=True)
+class LossScale:
+    """What the loss's gradient is multiplied by until the optimizer, so that fp16 holds it: `initial`, times `factor`
+    after `window` steps without an overflow (0: never, it stays), divided by it at every overflow after the first
+    `hysteresis` - 1, down to `floor`."""
+
+    initial: float = 65536.0
+    window: int = 1000
+    hysteresis: int = 2
+    floor: float = 1.0
+    factor: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
 class Communication:
     """Gradient buckets and collective choices. A bucket closes at the first parameter end at or above `bucket_mb`
     (1e6 bytes of gradient)."""
@@ -99,6 +112,7 @@ class Plan:
     partition_activations: bool = False
     precision: Precision = "bf16"
     gradient_dtype: Literal["fp64", "fp32", "bf16", "fp16"] = "fp32"
+    loss_scale: LossScale | None = None
     attention: Literal["unfused", "flash", "cudnn"] = "flash"
     kernels: Kernels = "eager"
     launch_blocking: bool = False

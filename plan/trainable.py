@@ -37,7 +37,7 @@ def check_trainable(run: Run) -> None:
             f"plan.gradient_dtype {run.plan.gradient_dtype} can be forecast; gradients are trained in fp32: set "
             "gradient_dtype: fp32"
         )
-    if run.plan.precision == "fp16":
-        problems.append("plan.precision fp16 needs loss scaling, which is not trained yet; set precision: bf16")
+    if run.plan.precision == "fp16" and run.plan.loss_scale is None:
+        problems.append("plan.precision fp16 without a loss scale loses small gradients; set plan.loss_scale: auto")
     if problems:
         raise InputError(problems)

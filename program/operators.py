@@ -100,6 +100,11 @@ def _square_rows(args: Tensors, _: Tensors, given: Mapping[str, object]) -> tupl
     return matrices * rows, columns
 
 
+def _head_rows(args: Tensors, _: Tensors, given: Mapping[str, object]) -> tuple[int, ...]:
+    tokens, heads, width = _dims(args[0])
+    return tokens * heads, width
+
+
 def _half(args: Tensors, _: Tensors, given: Mapping[str, object]) -> tuple[int, ...]:
     rows, width = _dims(args[0])
     return rows, width // 2
@@ -184,6 +189,9 @@ _TABLE = (
     LineOperator("softmax_backward", _square_rows, variant=_causal),
     LineOperator("rmsnorm_forward", _first),
     LineOperator("rmsnorm_backward", _first, adds=(5,)),
+    # Norms of queries and keys, each (tokens, heads, width) inside a wider row; what is made, or the gradient, is given.
+    LineOperator("rmsnorm_heads_forward", _head_rows, overwrites=(2,), like="rmsnorm_forward"),
+    LineOperator("rmsnorm_heads_backward", _head_rows, adds=(4,), overwrites=(0,), like="rmsnorm_backward"),
     LineOperator("rmsnorm_input_gradient", _first, like="rmsnorm_backward"),
     LineOperator("rmsnorm_weight_gradient", _first, adds=(3,), like="bias_grad", count=2),
     LineOperator("layernorm_forward", _first),
@@ -194,6 +202,16 @@ _TABLE = (
     LineOperator("swiglu_backward", _first),
     LineOperator("gelu_forward", _first),
     LineOperator("gelu_backward", _first),
+    # No profile measures these: they move the bytes of those that they are priced as.
+    LineOperator("geglu_forward", _half, like="swiglu_forward"),
+    LineOperator("geglu_backward", _first, like="swiglu_backward"),
+    LineOperator("relu_forward", _first, like="gelu_forward"),
+    LineOperator("relu_backward", _first, like="gelu_backward"),
+    LineOperator("relu2_forward", _first, like="gelu_forward"),
+    LineOperator("relu2_backward", _first, like="gelu_backward"),
+    LineOperator("softcap_forward", _flat_first, overwrites=(0,), like="copy"),
+    LineOperator("softcap_backward", _flat_first, overwrites=(0,), like="add"),
+    LineOperator("scaled", _flat_first, like="copy"),
     LineOperator("rope_forward", _turned, overwrites=(0,)),
     LineOperator("rope_backward", _turned, overwrites=(0,)),
     LineOperator("add", _first, variant=_residual(2)),

@@ -10,7 +10,7 @@ Shapes, by operator (a `variant` never changes them):
     gemm            (m, n, k)                 y[m,n] = a[m,k] b[k,n]; variants nt | nn | tn, "+acc32": adds into fp32 y,
                                               "+acc16": into y of the call's dtype
     bmm             (batch, m, n, k)          variants nt | nn | tn
-    attention_*     (b, heads, kv_heads, s, d)  causal; variants flash | cudnn, "+alibi"
+    attention_*     (b, heads, kv_heads, s, d)  causal; variants flash | cudnn, "+alibi", "+windowN": to the last N keys
     softmax_*       (rows, cols)              causal softmax of unfused attention; variants causal, "+dropout", "+alibi"
     rmsnorm_*, layernorm_*  (rows, width)
     swiglu_*        (rows, ffn)               gate and up are the two halves of one (rows, 2 ffn) tensor
@@ -83,7 +83,9 @@ def _attention_backward_bytes(call: KernelCall) -> int:
 def _attention_flops(products: int) -> Callable[[KernelCall], int]:
     def flops(call: KernelCall) -> int:
         b, heads, _, s, d = call.shape
-        return products * 2 * b * heads * s * s * d // 2  # causal: half the square
+        window = call.variant.partition("+window")[2]
+        seen = min(int(window), s) if window else s
+        return products * 2 * b * heads * (seen * (2 * s - seen)) * d // 2  # causal: half the square, or a band
 
     return flops
 

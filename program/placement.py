@@ -122,6 +122,20 @@ def _norm_gradient(tensors: int, weight: int | None, residual: int | None, grads
     return rule
 
 
+def _head_norm(states: States, line: Apply) -> Placed:
+    heads = _same((states[0], states[2]))
+    _need(heads in ("R", "S1"), f"a head is split: {heads}")
+    _need(states[1] == "R", "a norm's weight is whole on every rank")
+    return (heads,), {2: heads}
+
+
+def _head_norm_gradient(states: States, line: Apply) -> Placed:
+    heads = _same(states[:3])
+    _need(heads in ("R", "S1"), f"a head is split: {heads}")
+    _need(states[3] == "R", "a norm's weight is whole on every rank")
+    return (), {0: heads, 4: "P+" if heads == "S1" else "R"}
+
+
 def _residual(states: States, line: Apply) -> Placed:
     rows = _same(states[:2])
     _need(len(states) < 3 or states[2] in ("R", None), "a row bias is whole on every rank")
@@ -173,7 +187,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("gemm", "gemm_add", "gemm_out"), _gemm),
     **dict.fromkeys(
         ("bmm", "bmm_add", "attention_forward", "attention_backward", "swiglu_forward", "swiglu_backward",
-         "gelu_forward", "gelu_backward", "softmax_forward", "softmax_backward", "drop", "drop_storing", "drop_stored",
+         "gelu_forward", "gelu_backward", "geglu_forward", "geglu_backward", "relu_forward", "relu_backward",
+         "relu2_forward", "relu2_backward", "softcap_forward", "softcap_backward", "scaled", "softmax_forward", "softmax_backward", "drop", "drop_storing", "drop_stored",
          "clone", "cast", "copy", "rows_of", "fold_heads"),
         _alike,
     ),
@@ -181,6 +196,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("rmsnorm_forward", "layernorm_forward"), _norm),
     "rmsnorm_backward": _norm_gradient(3, 3, 4, 5),
     "layernorm_backward": _norm_gradient(4, 4, 5, 6),
+    "rmsnorm_heads_forward": _head_norm,
+    "rmsnorm_heads_backward": _head_norm_gradient,
     "rmsnorm_input_gradient": _norm_gradient(3, 3, None, 4),
     "layernorm_input_gradient": _norm_gradient(4, 4, None, 5),
     "rmsnorm_weight_gradient": _norm_gradient(3, None, None, 3),

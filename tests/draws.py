@@ -58,6 +58,11 @@ VALUES: dict[str, list[Any]] = {
     "plan.offload.fraction": [1.0, 0.5, 0.0],
     "plan.recompute.layers": [1, 2, 3],
     "plan.loss_chunks": ["auto", 1, 2, 4],
+    "plan.loss_scale.initial": [1.0, 65536.0],
+    "plan.loss_scale.window": [1, 1000],
+    "plan.loss_scale.hysteresis": [1, 2],
+    "plan.loss_scale.floor": [1.0, 0.5],
+    "plan.loss_scale.factor": [2.0, 4.0],
     "plan.communication.bucket_mb": ["auto", 0.001, 0.005, 0.02, 1],
     "plan.communication.order": ["auto", "auto", "auto", "tp-first"],
     "optimizer.lr": [0, 1e-4, 3e-3],
@@ -264,7 +269,8 @@ def agree(rng: Random, c: dict[str, Any]) -> None:
     unless(c.get("plan.gradient_dtype") in ("fp32", c.get("plan.precision", "bf16")), "plan.gradient_dtype")
     dropped = c.get("model.dropout") or c.get("model.attention_dropout")
     on_cpu = c.get("cluster.preset") == "cpu"
-    graph = not on_cpu and not dropped and engine == "windtunnel" and not c.get("plan.launch_blocking")
+    scaled = c.get("plan.precision") == "fp16" or any(key.startswith("plan.loss_scale") for key in c)
+    graph = not on_cpu and not dropped and not scaled and engine == "windtunnel" and not c.get("plan.launch_blocking")
     unless(graph, "plan.cuda_graph")
     unless(c.get("model.max_positions") != 16 or c["model.seq_length"] <= 16, "model.max_positions")
     unless(c.get("optimizer.lr", 6e-5) > 0, "optimizer.schedule.min_lr")

@@ -2,8 +2,9 @@
 and the numbers that change from step to step.
 
 Everything is made once, when the executor makes its instructions ready. Before a step the host fills the slots: the
-learning rate and the step number, which the host's own calls read, and on the device the key of every dropout mask. So
-nothing is made, or compiled, anew in a step, and a captured graph sees the numbers of the step it is replayed in.
+learning rate, the step number and the loss scale, which the host's own calls read, and on the device the key of every
+dropout mask. So nothing is made, or compiled, anew in a step, and a captured graph sees the numbers of the step it is
+replayed in.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class RankContext:
     state: StepState = field(default_factory=StepState)
     coords: Coordinates = field(init=False)
     feed: Feed = field(init=False)
-    numbers: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
+    numbers: Tensor = field(default_factory=lambda: torch.zeros(3, dtype=torch.float64))
     keys: Tensor = field(init=False)
     _draws: dict[tuple[int, int], int] = field(default_factory=dict)  # (unit, site) -> row of `keys`
     _cache: dict[object, object] = field(default_factory=dict)
@@ -116,11 +117,11 @@ class RankContext:
 
     # --- a step
 
-    def begin(self, step: int, lr: float) -> StepState:
+    def begin(self, step: int, lr: float, loss_scale: float) -> StepState:
         """Fill the slots of a step."""
         state = self.state
         state.step, state.lr = step, lr
-        self.numbers[0], self.numbers[1] = lr, step + 1 - state.skipped
+        self.numbers[0], self.numbers[1], self.numbers[2] = lr, step + 1 - state.skipped, loss_scale
         if self._draws:
             seed = self.job.seed
             words = [stream_key_words(seed, step, unit, site) for unit, site in self._draws]
@@ -139,7 +140,7 @@ class RankContext:
     def bound(self, what: Bound, micro: int, unit: int) -> object:
         """What stands behind something bound, for an instruction of a micro-batch and unit."""
         if isinstance(what, Step):
-            return self._kept(what, lambda: self.numbers[("lr", "step").index(what.name)])
+            return self._kept(what, lambda: self.numbers[("lr", "step", "loss_scale").index(what.name)])
         if isinstance(what, Draw):
             return self._kept((what, micro, unit), lambda: self._mask(what, micro, unit))
         return self.host(what, micro)

@@ -154,7 +154,7 @@ def _array(path: Path) -> np.ndarray:
             raise ValueError("an archive of several arrays")
     except (OSError, ValueError, EOFError) as error:
         raise InputError(
-            f"data.path {path} is not a token file ({error}); give a .npy file of integers, Megatron's .bin with its"
+            f"data.path {path} is not a token file ({error}); give a .npy file of integers, a .bin with its"
             " .idx, a text (.txt, .md, .jsonl), or builtin"
         ) from None
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":

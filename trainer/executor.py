@@ -31,6 +31,7 @@ from trainer.graphs_cuda import StepGraphs, capturable
 from trainer.groups import members
 from trainer.init import initialise
 from trainer.job import Job
+from trainer.loss_scale import LossScaling
 from trainer.marks import captured, marked
 from trainer.schedule_lr import learning_rate
 from trainer.startup import StartUp
@@ -46,13 +47,17 @@ WAIT_S = 300.0
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """One optimizer step: mean loss over the global batch, gradient norm before clipping, wall time, stamps of a
-    recorded step, and how many steps so far the optimizer left out because one of the two was not finite."""
+    recorded step, and how many steps so far the optimizer left out because one of the two was not finite.
+    `loss_scale`: what the step's gradients were multiplied by, where they were; `overflow`: they were too large for
+    that, and the next step has less."""
 
     loss: float
     grad_norm: float
     time_s: float
     stamps: Mapping[int, Stamp]
     skipped: int = 0
+    loss_scale: float | None = None
+    overflow: bool = False
 
     @property
     def finite(self) -> bool:
@@ -91,6 +96,7 @@ class Executor:
         start.phase("weights")
         initialise(self.storage, self.context, start.part)
         start.phase("instructions")
+        self.scaling = None if job.scaling is None else LossScaling(job.scaling)
         self._counts: dict[str, int] = {}
         self._steps = 0
         self.ops = [marked(op) for op in self._ready()] if job.marks else self._ready()
@@ -115,8 +121,15 @@ class Executor:
                 self.graphs.issue()
             self.streams.drain(self._counts)
         stamps, time_s = self.streams.finish(), time.perf_counter() - began
-        result = StepResult(state.loss, state.sum_of_squares**0.5, time_s, stamps, state.skipped)
-        if not result.finite and self.job.nonfinite != "continue":
+        return self._judged(StepResult(state.loss, state.sum_of_squares**0.5, time_s, stamps, state.skipped))
+
+    def _judged(self, result: StepResult) -> StepResult:
+        """The result with what became of a step that is not finite."""
+        state, scaling = self.context.state, self.scaling
+        if scaling is not None:
+            scale, handled = scaling.scale, scaling.update(result.finite)
+            result = replace(result, loss_scale=scale, overflow=handled and not result.finite)
+        if not result.finite and (scaling is not None or self.job.nonfinite != "continue"):
             state.skipped += 1
             result = replace(result, skipped=state.skipped)
         return result
@@ -131,7 +144,8 @@ class Executor:
         self.streams.finish()
 
     def _begin(self, step: int) -> StepState:
-        return self.context.begin(step, learning_rate(self.job.rate, step))
+        scale = 1.0 if self.scaling is None else self.scaling.scale
+        return self.context.begin(step, learning_rate(self.job.rate, step), scale)
 
     def parameters(self) -> dict[str, Tensor]:
         """This rank's parameters by name, as it holds them (a tensor-parallel rank its share), views of the live

@@ -30,7 +30,7 @@ def tokens_of(path: Path) -> np.ndarray:
     index, data = path.with_suffix(".idx"), path.with_suffix(".bin")
     for needed in (index, data):
         if not needed.is_file():
-            raise InputError(f"data.path {path}: Megatron's token files are two, and {needed} does not exist")
+            raise InputError(f"data.path {path}: a .bin and its .idx belong together, and {needed} does not exist")
     code, lengths, offsets = _index(index)
     kind = np.dtype(TYPES[code])
     size, ends = data.stat().st_size, lengths.astype(np.int64) * kind.itemsize
@@ -51,7 +51,7 @@ def _index(path: Path) -> tuple[int, np.ndarray, np.ndarray]:
     with path.open("rb") as file:
         head = file.read(HEAD.size)
     if len(head) < HEAD.size or not head.startswith(MAGIC):
-        raise InputError(f"{path} is no index of Megatron's: it does not begin with MMIDIDX")
+        raise InputError(f"{path} is no index of tokens: it does not begin with MMIDIDX")
     _, version, code, sequences, documents = HEAD.unpack(head)
     if version != 1:
         raise InputError(f"{path} has version {version}; version 1 is read")

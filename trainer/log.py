@@ -2,7 +2,8 @@
 
 Only rank 0 writes, whole lines at once. Keys of a step: `step` (from 0), `loss`, `grad_norm` (before clipping), `lr`,
 `step_time_s`, `tokens_per_s`, `mfu` (null where no data sheet states the device's peak), `peak_allocated_gib` (this
-rank's), `recorded`, `skipped` (steps so far that `train.nonfinite` left out).
+rank's), `recorded`, `skipped` (steps so far that `train.nonfinite` or the loss scale left out), `loss_scale` (null
+without one).
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class RunLog:
             "peak_allocated_gib": peak_bytes / GIB,
             "recorded": recorded,
             "skipped": result.skipped,
+            "loss_scale": result.loss_scale,
         }
         self._append(self._steps, json.dumps(line, allow_nan=False))
         return line

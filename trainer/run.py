@@ -86,8 +86,19 @@ def _steps(job: Job, executor: Executor, data: TokenFile, recorder: Recorder, lo
             if log is not None:
                 line = log.step(step, result, executor.peak_bytes(), recorded)
                 _progress(line, job.steps, log)
-            if not result.finite and job.nonfinite != "continue":
+            if result.overflow:
+                _overflowed(executor, step, result, log)
+            elif not result.finite and job.nonfinite != "continue":
                 _leave_out(job, executor, step, result, log)
+
+
+def _overflowed(executor: Executor, step: int, result: StepResult, log: RunLog | None) -> None:
+    """A step whose gradients were too large under the loss scale, left out on every rank."""
+    if log is not None and executor.scaling is not None:
+        log.say(
+            f"step {step} was left out: gradients overflowed under loss scale {result.loss_scale:g}; the next has"
+            f" {executor.scaling.scale:g} ({result.skipped} so far)"
+        )
 
 
 def _leave_out(job: Job, executor: Executor, step: int, result: StepResult, log: RunLog | None) -> None:

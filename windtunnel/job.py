@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import yaml
@@ -20,6 +21,7 @@ from trainer import marks
 from trainer.data import TokenFile, open_data
 from trainer.job import Job
 from trainer.log import plain
+from trainer.loss_scale import Scaling
 from trainer.schedule_lr import Rate
 
 
@@ -31,6 +33,7 @@ def job_of(run: Run) -> Job:
         steps=run.train.steps,
         seed=run.train.seed,
         rate=rate_of(run.optimizer),
+        scaling=None if (scale := run.plan.loss_scale) is None else Scaling(**asdict(scale)),
         nonfinite=run.train.nonfinite,
         records=run.records,
         name=run.model.name,

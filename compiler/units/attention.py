@@ -1,8 +1,9 @@
-"""Attention as lines: the QKV product with rotary, the attention itself (fused, or scores, softmax, values), the output
-product; whole, or cut in three for selective recompute.
+"""Attention as lines: the QKV product with norms of queries and keys and rotary, the attention itself (fused, or
+scores, softmax, values), the output product; whole, or cut in three for selective recompute.
 
 `qkv` (T, q + 2·kv) holds queries, keys and values side by side; the attention reads strided windows of it. Rotary turns
-queries and keys inside `qkv`, so what is saved is already turned. Unfused it is Megatron-LM's `CoreAttention`: matrices
+queries and keys inside `qkv`, so what is saved is already turned; where they are normed it turns what the norms made,
+`qk` (T, q + kv). A window of attention and a part of each head that is turned cost no lines of their own. Unfused it is Megatron-LM's `CoreAttention`: matrices
 of heads are copied out of the fused tensor, multiplied, and merged back.
 """
 
@@ -12,6 +13,7 @@ from typing import Any
 
 from compiler.units.builder import COLUMNS, PARTIAL, ROWS, UnitBuilder
 from compiler.units.common import SITE_PROBABILITIES, weight_gradient
+from compiler.units.turns import QkNorms, Turns
 from program.lines import Apply, Draw, Offset, apply
 
 
@@ -26,45 +28,30 @@ class Attention:
         if e.qkv_bias:
             self.qkv_bias = builder.weight(f"{base}.qkv.bias", (e.qkv,), ROWS, "zeros", (e.q, e.kv, e.kv))
         self.out = builder.weight(f"{base}.out.weight", (e.hidden, e.q), COLUMNS, "scaled")
-        self.out_bias = builder.weight(f"{base}.out.bias", (e.hidden,), init="zeros") if e.bias else None
+        self.out_bias = builder.weight(f"{base}.out.bias", (e.hidden,), init="zeros") if e.out_bias else None
         builder.act("qkv", e.tokens, e.qkv, at=COLUMNS)
         builder.act("o", e.tokens, e.q, at=COLUMNS)
         builder.act("z1", e.tokens, e.hidden, at=PARTIAL)
         builder.act("do", e.tokens, e.q, at=COLUMNS, pool="stash")
         builder.act("dqkv", e.tokens, e.qkv, at=COLUMNS, pool="stash")
         builder.act("dy1", e.tokens, e.hidden, at=PARTIAL)
-        self._heads("q", "qkv", e.heads, 0)
-        self._heads("k", "qkv", e.kv_heads, e.q)
+        self.norms = QkNorms(builder, base) if e.qk_norm != "none" else None
+        turned = self.norms.rows if self.norms is not None else "qkv"
+        self._heads("q", turned, e.heads, 0)
+        self._heads("k", turned, e.kv_heads, e.q)
         self._heads("v", "qkv", e.kv_heads, e.q + e.kv)
         self._heads("do.h", "do", e.heads, 0)
         self._heads("dq.h", "dqkv", e.heads, 0)
         self._heads("dk.h", "dqkv", e.kv_heads, e.q)
         self._heads("dv.h", "dqkv", e.kv_heads, e.q + e.kv)
         self.core = _Unfused(builder) if e.unfused else _Fused(builder)
-        if e.rotary:
-            self._rotary()
+        self.turns = Turns(builder, turned) if e.rotary else None
 
     def _heads(self, name: str, rows: str, heads: int, first: int) -> None:
         """Columns of `rows` (T, …) from `first` on as (b, heads, s, d)."""
         e, width = self.shape, self.builder.tensors[rows].dims[1]
         dims, strides = (e.batch, heads, e.seq, e.head_dim), (width, e.head_dim, e.batch * width, 1)
         self.builder.window(name, rows, dims, strides, first, COLUMNS)
-
-    def _rotary(self) -> None:
-        """Queries and keys as (s, b, heads, d), which rotary turns, and its tables."""
-        e, builder = self.shape, self.builder
-        dims = (e.seq, e.batch, e.heads + e.kv_heads, e.head_dim)
-        for rows in ("qkv", "dqkv"):
-            builder.window(f"{rows}.turned", rows, dims, (e.batch * e.qkv, e.qkv, e.head_dim, 1), 0, (("tp", "S2"),))
-        given: tuple[tuple[str, object], ...] = (("theta", e.rope_theta),)
-        if (scaling := e.rope_scaling) is not None:
-            given += (("scaling", (scaling.kind, scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor,
-                                   scaling.original_max_positions)),)  # fmt: skip
-        for name in ("cos", "sin"):
-            builder.tensor(f"c:{name}", (e.seq, e.head_dim // 2), e.stat, pool="work", make=(f"rope_{name}", given))
-
-    def _turn(self, way: str, rows: str) -> tuple[Apply, ...]:
-        return (apply(f"rope_{way}", f"{rows}.turned c:cos c:sin"),) if self.shape.rotary else ()
 
     # --- the instructions
 
@@ -73,7 +60,8 @@ class Attention:
         builder = self.builder
         project = (
             apply("gemm", f"{y} {self.qkv} {self.qkv_bias or ''}", "qkv", variant="nt"),
-            *self._turn("forward", "qkv"),
+            *(self.norms.forward() if self.norms is not None else ()),
+            *(self.turns.forward() if self.turns is not None else ()),
         )
         merge = (apply("gemm", f"o {self.out}", "z1", variant="nt"),)
         if not self.cut:
@@ -83,11 +71,16 @@ class Attention:
         builder.forward("attn.sdpa", *self.core.forward())
         builder.forward("attn.proj", *merge)
 
-    def input_gradient(self, dz: str) -> None:
-        """dz → dy1, dqkv."""
+    def input_gradient(self, dz: str, *added: Apply) -> None:
+        """dz → dy1, dqkv. Lines `added` end it."""
         builder = self.builder
         first = (apply("gemm", f"{dz} {self.out}", "do", variant="nn"),)
-        last = (*self._turn("backward", "dqkv"), apply("gemm", f"dqkv {self.qkv}", "dy1", variant="nn"))
+        last = (
+            *(self.turns.backward() if self.turns is not None else ()),
+            *(self.norms.backward() if self.norms is not None else ()),
+            apply("gemm", f"dqkv {self.qkv}", "dy1", variant="nn"),
+            *added,
+        )
         if not self.cut:
             builder.backward("I", "attn.core", *first, *self.core.backward(), *last)
             return
@@ -122,19 +115,20 @@ class _Fused:
         builder.window("o.h", "o", heads, strides, 0, COLUMNS)
         for name, count in (("dq", e.heads), ("dk", e.kv_heads), ("dv", e.kv_heads)):
             builder.tensor(name, (e.batch, count, e.seq, e.head_dim), at=COLUMNS)
-        self.variant = e.attention + ("+alibi" if e.alibi else "")
+        self.variant = e.attention + ("+alibi" if e.alibi else "") + (f"+window{e.window.size}" if e.window else "")
+        self.scale = {} if e.scale == e.head_dim**-0.5 else {"scale": e.scale}
 
     def forward(self) -> tuple[Apply, ...]:
         """q, k, v → o, lse."""
         return (
-            apply("attention_forward", "q k v", "oh lse", variant=self.variant),
+            apply("attention_forward", "q k v", "oh lse", variant=self.variant, **self.scale),
             apply("rows_of", "oh", "o"),
         )
 
     def backward(self) -> tuple[Apply, ...]:
         """do, q, k, v, o, lse → dqkv."""
         return (
-            apply("attention_backward", "do.h q k v o.h lse", "dq dk dv", variant=self.variant),
+            apply("attention_backward", "do.h q k v o.h lse", "dq dk dv", variant=self.variant, **self.scale),
             *_packed(self.builder, ("dq", "dk", "dv")),
         )
 
@@ -152,12 +146,15 @@ class _Unfused:
         for name in ("qf", "kf", "vf", "of", "dof", "dqf", "dkf", "dvf"):
             builder.tensor(name, flat, at=ROWS)
         self._matrices(builder)
-        self.scale = e.head_dim**-0.5
+        cap = e.attention_softcap
+        self.capped: dict[str, Any] = {"cap": cap, "scale": e.scale} if cap else {}
+        self.scale = 1.0 if cap else e.scale
         heads = Offset(("tp",) if e.tp > 1 else (), e.heads)
         p = e.attention_dropout
         self.draw: dict[str, Any] = {"mask": Draw(p, SITE_PROBABILITIES, square, heads)} if p else {}
         self.dropped = "dropped" if p else "lse"
-        builder.tensor("c:future", (e.seq, e.seq), "uint8", pool="work", make=("future", ()))
+        hidden = ("outside", (("size", e.window.size),)) if e.window else ("future", ())
+        builder.tensor("c:future", (e.seq, e.seq), "uint8", pool="work", make=hidden)
         if e.alibi:
             given = (("heads", e.whole_heads), ("first", heads), ("scale", self.scale))
             builder.tensor("c:alibi", (e.heads, e.seq, e.seq), e.stat, pool="work", make=("alibi", given))
@@ -195,9 +192,10 @@ class _Unfused:
         return tuple(apply("flat_heads", n, f"{n}f", **({} if n == "q" else repeated)) for n in names)
 
     def _scores(self) -> tuple[Apply, ...]:
-        """Queries by keys, with ALiBi's bias."""
+        """Queries by keys, with ALiBi's bias, or scaled and capped."""
         product = apply("bmm", "qf kf", "scores", variant="nt")
-        return (product, apply("alibi_add", "scores c:alibi")) if self.shape.alibi else (product,)
+        bias = (apply("alibi_add", "scores c:alibi"),) if self.shape.alibi else ()
+        return (product, *bias, *((apply("softcap_forward", "scores", **self.capped),) if self.capped else ()))
 
     def backward(self) -> tuple[Apply, ...]:
         """do, q, k, v, the probabilities → dqkv. The matrices of heads are made again."""
@@ -209,6 +207,7 @@ class _Unfused:
             *self._heads("v"),
             apply("bmm", "dof vf", "dp", variant="nt"),
             apply("softmax_backward", "dp lse", "ds", scale=self.scale, **self.draw),
+            *((apply("softcap_backward", "ds scores", **self.capped),) if self.capped else ()),
             *self._heads("qk"),
             apply("bmm", "ds kf", "dqf", variant="nn"),
             apply("bmm", "ds qf", "dkf", variant="tn"),

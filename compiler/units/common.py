@@ -38,6 +38,11 @@ def norm_forward(builder: UnitBuilder, piece: str, base: str, source: str, suffi
     """norm, then the all-gather of sequence parallelism; returns the name the core reads."""
     y = builder.rows(f"y{suffix}")
     builder.forward(piece, norm_line(builder, base, source, suffix, y))
+    return gather_forward(builder, piece, y, suffix)
+
+
+def gather_forward(builder: UnitBuilder, piece: str, y: str, suffix: str) -> str:
+    """The all-gather of sequence parallelism before a core."""
     if not builder.shape.sequence_parallel:
         return y
     full = builder.gathered(f"y{suffix}f", y, builder.shape.tokens, ())
@@ -84,12 +89,14 @@ def _reduce(builder: UnitBuilder, phase: Phase, piece: str, name: str) -> str:
     return reduced
 
 
-def regather(builder: UnitBuilder, piece: str, suffix: str) -> str:
-    """The core's input for its weight gradient: gathered again under sequence parallelism, else the saved one."""
+def regather(builder: UnitBuilder, piece: str, suffix: str, source: str = "") -> str:
+    """The core's input (`source`; else the norm's result) for its weight gradient: gathered again under sequence
+    parallelism, else the saved one."""
+    source = source or f"y{suffix}"
     if not builder.shape.sequence_parallel:
-        return f"y{suffix}"
-    full = builder.gathered(f"y{suffix}g", f"y{suffix}", builder.shape.tokens, ())
-    builder.move("W", "AG", piece, f"y{suffix}", full)
+        return source
+    full = builder.gathered(f"y{suffix}g", source, builder.shape.tokens, ())
+    builder.move("W", "AG", piece, source, full)
     return full
 
 

@@ -1,5 +1,5 @@
-"""Unit 0 as lines: vocabulary-parallel lookup and its sum, then positions, embedding norm and dropout where there are
-any."""
+"""Unit 0 as lines: vocabulary-parallel lookup and its sum, then its scale, positions, embedding norm and dropout where
+there are any."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def embedding(shape: UnitShape) -> Unit:
     builder.forward("embed", apply("embedding_forward", f"tokens {table}", "x0", first=first))
     output, gradient = reduce_forward(builder, "embed", "x0"), "d2"
     # A gather slot cannot hold the residual stream: under sequence parallelism embed.out copies it out.
-    if shape.learned or shape.embedding_norm or shape.dropout or shape.sequence_parallel:
+    if shape.learned or shape.embedding_norm or shape.dropout or shape.sequence_parallel or shape.embedding_scale != 1:
         normed = _out_forward(builder, output)
         output, gradient = "x2", _out_backward(builder, normed)
     if shape.sequence_parallel:
@@ -45,14 +45,17 @@ def _draw(builder: UnitBuilder) -> dict[str, Any]:
 def _out_forward(builder: UnitBuilder, x0: str) -> str:
     """x0 → x2, which is never x0 itself [, the norm's statistics]; returns the name of the norm's input."""
     shape, draw = builder.shape, _draw(builder)
-    steps = ["position"] * shape.learned + ["norm"] * shape.embedding_norm + ["dropout"] * bool(draw)
-    names = {"position": "xn" if shape.embedding_norm else "xp", "norm": "xm", "dropout": "x2"}
+    steps = ["scale"] * (shape.embedding_scale != 1) + ["position"] * shape.learned
+    steps += ["norm"] * shape.embedding_norm + ["dropout"] * bool(draw)
+    names = {"scale": "xs", "position": "xn" if shape.embedding_norm else "xp", "norm": "xm", "dropout": "x2"}
     if steps:
         names[steps[-1]] = "x2"
     lines, x, normed = [], x0, ""
     for step in steps:
         name = builder.rows(names[step])
-        if step == "position":
+        if step == "scale":
+            lines.append(apply("scaled", x, name, factor=shape.embedding_scale))
+        elif step == "position":
             table = builder.weight(POSITIONS, (shape.max_positions, shape.hidden))
             first = builder.tensors["d2"].offset(0)
             lines.append(apply("position_forward", f"{x} {table}", name, first=first, batch=shape.batch))
@@ -85,6 +88,9 @@ def _out_backward(builder: UnitBuilder, normed: str) -> str:
     if shape.learned:
         first = builder.tensors["d2"].offset(0)
         lines.append(apply("position_backward", f"{d} g:{POSITIONS}", first=first, batch=shape.batch))
+    if shape.embedding_scale != 1:
+        lines.append(apply("scaled", d, builder.rows("ds"), factor=shape.embedding_scale))
+        d = "ds"
     if lines:
         builder.backward("B", "embed.out", *lines)
     return d

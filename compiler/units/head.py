@@ -19,7 +19,7 @@ from compiler.units.common import (
     weight_gradient,
 )
 from compiler.units.shape import UnitShape
-from program.lines import Inside, Unit, apply
+from program.lines import Apply, Inside, Step, Unit, apply
 
 HEAD, NORM = "head.weight", "head.norm"
 
@@ -53,6 +53,32 @@ def _shard(builder: UnitBuilder, table: str) -> dict[str, Any]:
     return {"first": first, "valid": Inside(first, builder.shape.vocab, builder.shape.whole_vocab)}
 
 
+class _Cap:
+    """Logits that are capped in place, where the model does: what they were is kept over the loss, which overwrites
+    them by its gradient."""
+
+    def __init__(self, builder: UnitBuilder, logits: str) -> None:
+        self.logits, self.cap = logits, builder.shape.logit_softcap
+        self.kept = builder.act(f"{logits}.kept", *builder.tensors[logits].dims, at=COLUMNS) if self.cap else ""
+
+    def forward(self) -> tuple[Apply, ...]:
+        """After the product."""
+        return (apply("softcap_forward", self.logits, cap=self.cap, scale=1.0),) if self.cap else ()
+
+    def around(self, loss: Apply) -> tuple[Apply, ...]:
+        """The loss, then the gradient before the cap."""
+        if not self.cap:
+            return (loss,)
+        back = apply("softcap_backward", f"{self.logits} {self.kept}", cap=self.cap, scale=1.0)
+        return apply("clone", self.logits, self.kept), loss, back
+
+
+def _scales(shape: UnitShape) -> dict[str, object]:
+    """What makes the loss a mean, and its gradient one that a narrow type holds."""
+    times = {"times": Step("loss_scale")} if shape.scaled else {}
+    return {"scale": shape.loss_scale, **times}
+
+
 def _sum(builder: UnitBuilder, piece: str, name: str) -> None:
     """A maximum or a sum over the ranks that share the vocabulary."""
     if builder.shape.tp > 1:
@@ -63,12 +89,13 @@ def _whole(builder: UnitBuilder, y: str, table: str) -> str:
     shape, shard = builder.shape, _shard(builder, table)
     logits = apply("gemm", f"{y} {table}", "logits", variant="nt")
     top = apply("ce_max", "logits", "rowmax", valid=shard["valid"])
-    builder.forward("head.logits", logits, top)
+    capped = _Cap(builder, "logits")
+    builder.forward("head.logits", logits, *capped.forward(), top)
     _sum(builder, "head.logits", "rowmax")
     builder.forward("head.exp", apply("ce_exp", "logits rowmax targets", "sums", **shard))
     _sum(builder, "head.exp", "sums")
-    loss = apply("ce_loss", "logits rowmax sums targets s:loss", **shard, scale=shape.loss_scale)
-    builder.forward("head.loss", loss)
+    loss = apply("ce_loss", "logits rowmax sums targets s:loss", **shard, **_scales(shape))
+    builder.forward("head.loss", *capped.around(loss))
     y = regather(builder, "head.in", "")
     builder.backward("I", "head.logits", apply("gemm", f"logits {table}", "dy", variant="nn"))
     product = weight_gradient("logits", y, table)
@@ -83,6 +110,7 @@ def _chunked(builder: UnitBuilder, y: str, table: str) -> None:
     for chunk in range(shape.loss_chunks):
         logits, top, sums = f"logits.{chunk}", f"rowmax.{chunk}", f"sums.{chunk}"
         builder.act(logits, rows, shape.vocab, at=COLUMNS)
+        capped = _Cap(builder, logits)
         builder.stat(top, rows, at=MAXIMUM)
         builder.stat(sums, 2, rows, at=PARTIAL)
         some, dy = (
@@ -91,9 +119,10 @@ def _chunked(builder: UnitBuilder, y: str, table: str) -> None:
         targets = builder.window(f"targets.{chunk}", "targets", (rows,), (1,), chunk * rows)
         lines += [
             apply("gemm", f"{some} {table}", logits, variant="nt"),
+            *capped.forward(),
             apply("ce_max", logits, top, valid=shard["valid"]),
             apply("ce_exp", f"{logits} {top} {targets}", sums, **shard),
-            apply("ce_loss", f"{logits} {top} {sums} {targets} s:loss", **shard, scale=shape.loss_scale),
+            *capped.around(apply("ce_loss", f"{logits} {top} {sums} {targets} s:loss", **shard, **_scales(shape))),
             apply("gemm_out", f"{logits} {table} {dy}", variant="nn"),
             weight_gradient(logits, some, table),
         ]

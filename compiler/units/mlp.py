@@ -1,10 +1,10 @@
-"""The feed-forward of a layer as lines: GELU, or SwiGLU with gate and up in one product."""
+"""The feed-forward of a layer as lines: GELU, ReLU or its square, or SwiGLU and GeGLU with gate and up in one product."""
 
 from __future__ import annotations
 
 from compiler.units.builder import COLUMNS, PARTIAL, ROWS, UnitBuilder
 from compiler.units.common import weight_gradient
-from program.lines import apply
+from program.lines import Apply, apply
 
 
 class Mlp:
@@ -15,10 +15,10 @@ class Mlp:
         e = builder.shape
         self.up = builder.weight(f"{base}.up.weight", (e.up, e.hidden), ROWS, segments=(e.ffn,) * (e.up // e.ffn))
         self.up_bias = None
-        if e.bias:
+        if e.mlp_bias:
             self.up_bias = builder.weight(f"{base}.up.bias", (e.up,), ROWS, "zeros", (e.ffn,) * (e.up // e.ffn))
         self.down = builder.weight(f"{base}.down.weight", (e.hidden, e.ffn), COLUMNS, "scaled")
-        self.out_bias = builder.weight(f"{base}.down.bias", (e.hidden,), init="zeros") if e.bias else None
+        self.out_bias = builder.weight(f"{base}.down.bias", (e.hidden,), init="zeros") if e.mlp_bias else None
         builder.act("u", e.tokens, e.up, at=COLUMNS)
         builder.act("a.first", e.tokens, e.ffn, at=COLUMNS)
         builder.act("a", e.tokens, e.ffn, at=COLUMNS, pool="stash", value="a.first")  # made again, not kept
@@ -26,18 +26,19 @@ class Mlp:
         builder.act("du", e.tokens, e.up, at=COLUMNS, pool="stash")
         builder.act("z2", e.tokens, e.hidden, at=PARTIAL)
         builder.act("dy2", e.tokens, e.hidden, at=PARTIAL)
-        self.activation = "swiglu" if e.gated else "gelu"
+        self.activation = e.activation
 
-    def forward(self, y: str) -> None:
-        """y → z2; u, before the activation, is kept for the backward."""
+    def forward(self, y: str, *added: Apply) -> None:
+        """y → z2; u, before the activation, is kept for the backward. Lines `added` end it."""
         self.builder.forward(
             "mlp.core",
             apply("gemm", f"{y} {self.up} {self.up_bias or ''}", "u", variant="nt"),
             apply(f"{self.activation}_forward", "u", "a.first"),
             apply("gemm", f"a.first {self.down}", "z2", variant="nt"),
+            *added,
         )
 
-    def input_gradient(self, dz: str) -> None:
+    def input_gradient(self, dz: str, *added: Apply) -> None:
         """dz → dy2, a, du."""
         self.builder.backward(
             "I",
@@ -45,6 +46,7 @@ class Mlp:
             apply("gemm", f"{dz} {self.down}", "da", variant="nn"),
             apply(f"{self.activation}_backward", "da u", "du a"),
             apply("gemm", f"du {self.up}", "dy2", variant="nn"),
+            *added,
         )
 
     def weight_gradient(self, dz: str, y: str) -> None:

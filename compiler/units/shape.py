@@ -8,11 +8,11 @@ rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from plan.implementations import GradAccumulation, engine
 from plan.implementations.rewrites import ACCUMULATION
-from plan.model import Model, RopeScaling
+from plan.model import AttentionWindow, Model, RopeScaling
 from plan.parallel import Plan
 from program.rewriting import Rewrite
 
@@ -36,20 +36,35 @@ class UnitShape:
     max_positions: int
     tp: int
     sequence_parallel: bool
+    activation: str
     gated: bool
     rms: bool
     rotary: bool
     alibi: bool
     learned: bool
     embedding_norm: bool
-    bias: bool
+    embedding_scale: float
     qkv_bias: bool
+    out_bias: bool
+    mlp_bias: bool
+    qk_norm: str
+    norm_inputs: bool  # a norm before attention and MLP
+    norm_outputs: bool  # a norm on what they leave, before it is added
+    parallel: bool  # attention and MLP read the layer's input
+    shared_norm: bool
+    window: AttentionWindow | None  # of the model; `of_layer` says whether a layer has it
+    scale: float  # of scores
+    attention_softcap: float | None
+    logit_softcap: float | None
     dropout: float
     attention_dropout: float
     norm_eps: float
+    rope_width: int  # columns of each head that are turned
     rope_theta: float
+    rope_local_theta: float | None
     rope_scaling: RopeScaling | None
     loss_scale: float  # makes sums over rows, micro-batches and ranks a mean over the global batch
+    scaled: bool  # the gradient of the loss, by the step's loss scale
     unfused: bool
     attention: str
     serial: bool  # autograd's order: no collective beside a weight gradient
@@ -59,6 +74,17 @@ class UnitShape:
     dtype: str
     stat: str  # dtype of statistics and losses
     gradient: str  # dtype of main gradients
+
+    def of_layer(self, number: int) -> UnitShape:
+        """What layer 1…L has of what differs between layers: `window` where it has one, its own rotary angles."""
+        window = self.window
+        if window is None:
+            return self
+        if window.size >= self.seq or (window.full_every and number % window.full_every == 0):
+            return replace(self, window=None)
+        if self.rope_local_theta is None:
+            return self
+        return replace(self, rope_theta=self.rope_local_theta, rope_scaling=None)
 
     @property
     def q(self) -> int:
@@ -107,20 +133,35 @@ def unit_shape(model: Model, plan: Plan) -> UnitShape:
         max_positions=model.max_positions,
         tp=t,
         sequence_parallel=sp,
+        activation=model.activation,
         gated=model.gated,
         rms=model.norm == "rmsnorm",
         rotary=model.positions == "rotary",
         alibi=model.positions == "alibi",
         learned=model.positions == "learned",
         embedding_norm=model.embedding_norm,
-        bias=model.bias,
+        embedding_scale=model.embedding_scale,
         qkv_bias=model.qkv_bias,
+        out_bias=model.out_bias,
+        mlp_bias=model.mlp_bias,
+        qk_norm=model.qk_norm,
+        norm_inputs=model.norm_place != "output",
+        norm_outputs=model.norm_place != "input",
+        parallel=model.parallel_residual,
+        shared_norm=model.shared_norm,
+        window=model.window,
+        scale=model.attention_scale or model.head_dim**-0.5,
+        attention_softcap=model.attention_softcap,
+        logit_softcap=model.logit_softcap,
         dropout=model.dropout,
         attention_dropout=model.attention_dropout,
         norm_eps=model.norm_eps,
+        rope_width=model.rope_width,
         rope_theta=model.rope_theta,
+        rope_local_theta=model.rope_local_theta,
         rope_scaling=model.rope_scaling,
         loss_scale=1.0 / (plan.global_batch_size * model.seq_length),
+        scaled=plan.loss_scale is not None,
         unfused=plan.attention == "unfused",
         attention=plan.attention,
         serial=chosen.serial,

@@ -129,16 +129,25 @@ def zero(elements: Sequence[int], dtype: str, stat: str) -> Body:
     return _body(tensors, " ".join(names), "", *(apply("fill", name, value=0.0) for name in names))
 
 
-def norm(elements: Sequence[int], dtype: str, stat: str, weights: Sequence[float], loss_share: float) -> Body:
-    """Each bucket's reduced gradient, the loss, [statistics (2,)] = [Σ weight · Σ g², loss share]."""
+def norm(
+    elements: Sequence[int], dtype: str, stat: str, weights: Sequence[float], loss_share: float, scaled: bool
+) -> Body:
+    """Each bucket's reduced gradient, the loss, [statistics (2,)] = [Σ weight · Σ g², loss share]; g without the loss
+    scale, where gradients are `scaled`."""
     flats = [Tensor(f"g{i}", (count,), dtype, "grad") for i, count in enumerate(elements)]
     sums = [Tensor(f"q{i}", (), stat) for i in range(len(elements))]
     tensors = [*flats, *sums, Tensor("loss", (1,), stat), Tensor("stats", (2,), stat)]
     lines = [apply("sqnorm", flat.name, sum_.name) for flat, sum_ in zip(flats, sums, strict=True)]
     names = " ".join(sum_.name for sum_ in sums)
-    lines.append(apply("statistics", f"stats {names} loss", weights=tuple(weights), share=loss_share))
+    numbers = {"weights": tuple(weights), "share": loss_share, **_times(scaled)}
+    lines.append(apply("statistics", f"stats {names} loss", **numbers))
     arguments = " ".join((*(flat.name for flat in flats), "loss", "stats"))
     return _body(tensors, arguments, "stats", *lines)
+
+
+def _times(scaled: bool) -> dict[str, object]:
+    """What gradients were multiplied by."""
+    return {"times": Step("loss_scale")} if scaled else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +159,7 @@ class AdamNumbers:
     weight_decay: float = 0.0
     clip_norm: float = 0.0
     conditional: bool = True  # a step whose norm or loss is not finite is left out
+    scaled: bool = False  # gradients carry the loss scale
 
 
 @lru_cache(maxsize=256)
@@ -203,7 +213,7 @@ def adamw(bucket: Stepped, optimizer: AdamNumbers) -> Body:
         decayed=Stretches(bucket.decayed, begin, share_),
     )
     tensors.append(Tensor("squares", (), bucket.state, window=Window("stats", ())))
-    clip = apply("clip_coefficient", "squares", "c", max_norm=optimizer.clip_norm)
+    clip = apply("clip_coefficient", "squares", "c", max_norm=optimizer.clip_norm, **_times(optimizer.scaled))
     check = (apply("not_finite", "stats", "bad"),) if optimizer.conditional else ()
     arguments = "stats gradient master exp_avg exp_avg_sq" + (" weight" if bucket.weight else "")
     return _body(tensors, arguments, "", clip, *check, step)

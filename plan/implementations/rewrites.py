@@ -142,8 +142,10 @@ def _loss(lines: Lined, names: Names) -> Lined:
     logits, _, sums, targets, loss = line.args
     wide = f"{logits}.wide"
     return (
-        Apply("softmax_loss", (wide, sums, targets, loss), (), line.given),
-        apply("scale", wide, factor=dict(line.given)["scale"]),
+        Apply("softmax_loss", (wide, sums, targets, loss), (), tuple(n for n in line.given if n[0] != "times")),
+        Apply(
+            "scale", (wide,), (), (("factor", dict(line.given)["scale"]), *(n for n in line.given if n[0] == "times"))
+        ),
         apply("copy", f"{logits} {wide}"),
     )
 

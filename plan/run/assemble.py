@@ -9,11 +9,21 @@ from typing import Any
 
 from plan import presets
 from plan.implementations import implementation
-from plan.model import Model, RopeScaling
-from plan.parallel import Communication, Offload, Plan, Recompute, Zero, auto_bucket_mb
+from plan.model import GATED, AttentionWindow, Model, RopeScaling
+from plan.parallel import Communication, LossScale, Offload, Plan, Recompute, Zero, auto_bucket_mb
 from plan.pipeline import usual
 from plan.run.job import Budget, Checkpoint, Data, LrSchedule, Optimizer, Run, Train
-from plan.run.schema import ClusterSpec, ModelSpec, OptimizerSpec, PlanSpec, RecomputeLayersSpec, RopeScalingSpec
+from plan.run.schema import (
+    BiasSpec,
+    ClusterSpec,
+    LossScaleSpec,
+    ModelSpec,
+    OptimizerSpec,
+    PlanSpec,
+    RecomputeLayersSpec,
+    RopeScalingSpec,
+    WindowSpec,
+)
 from program import cluster as clusters
 from program.cluster import Cluster, Fabric, Host, Link, Nics
 from program.nearest import did_you_mean
@@ -40,19 +50,34 @@ def assemble(specs: Mapping[str, Any]) -> tuple[Run, list[str]]:
 
 
 def _model(spec: ModelSpec) -> Model:
-    scaling = spec.rope.scaling
-    gated = spec.activation == "swiglu"
+    gated = spec.activation in GATED
+    derived = {"rope", "kv_heads", "head_dim", "ffn", "max_positions", "bias", "qkv_bias", "window"}
+    given = spec.bias
+    bias = given if isinstance(given, BiasSpec) else BiasSpec(qkv=given, out=given, mlp=given)
+    window = WindowSpec(size=spec.window) if isinstance(spec.window, int) else spec.window
     return Model(
-        **spec.model_dump(exclude={"rope", "kv_heads", "head_dim", "ffn", "max_positions", "qkv_bias"}),
+        **spec.model_dump(exclude=derived),
         kv_heads=spec.kv_heads or spec.heads,
         head_dim=spec.head_dim or max(1, spec.hidden // spec.heads),
         # Megatron's defaults: 4h, and for a gated MLP two thirds of that, rounded up to a multiple of 64.
         ffn=spec.ffn or (-(-(8 * spec.hidden) // (3 * 64)) * 64 if gated else 4 * spec.hidden),
         max_positions=spec.max_positions or spec.seq_length,
-        qkv_bias=spec.bias if spec.qkv_bias is None else spec.qkv_bias,
+        qkv_bias=bias.qkv if spec.qkv_bias is None else spec.qkv_bias,
+        out_bias=bias.out,
+        mlp_bias=bias.mlp,
+        window=AttentionWindow(**window.model_dump()) if isinstance(window, WindowSpec) else None,
         rope_theta=spec.rope.theta,
-        rope_scaling=RopeScaling(**scaling.model_dump()) if isinstance(scaling, RopeScalingSpec) else None,
+        rope_local_theta=spec.rope.local_theta,
+        rope_fraction=spec.rope.fraction,
+        rope_scaling=_rope_scaling(spec.rope.scaling),
     )
+
+
+def _rope_scaling(spec: object) -> RopeScaling | None:
+    if not isinstance(spec, RopeScalingSpec):
+        return None
+    lists = {name: tuple(getattr(spec, name)) for name in ("short_factor", "long_factor")}
+    return RopeScaling(**spec.model_dump(exclude=set(lists)), **lists)
 
 
 def _cluster(spec: ClusterSpec, plan: PlanSpec) -> tuple[Cluster, list[str]]:
@@ -115,7 +140,7 @@ def _plan(spec: PlanSpec, model: Model, cluster: Cluster) -> Plan:
     recompute: Recompute = "layers" if isinstance(spec.recompute, RecomputeLayersSpec) else spec.recompute
     communication, chosen = spec.communication, implementation(spec.implementation)
     zero_stage = chosen.zero_stage if spec.zero_stage is None else spec.zero_stage
-    unfused = chosen.unfused_attention(zero_stage, model.attention_dropout)
+    unfused = chosen.unfused_attention(zero_stage, model.attention_dropout) or model.attention_softcap is not None
     return Plan(
         **spec.model_dump(exclude=_DERIVED),
         pipeline_layout=spec.pipeline_layout if isinstance(spec.pipeline_layout, str) else tuple(spec.pipeline_layout),
@@ -131,6 +156,7 @@ def _plan(spec: PlanSpec, model: Model, cluster: Cluster) -> Plan:
         recompute=recompute,
         recompute_layers=spec.recompute.layers if isinstance(spec.recompute, RecomputeLayersSpec) else 0,
         gradient_dtype=spec.gradient_dtype or chosen.gradient_dtype(spec.precision, zero_stage),
+        loss_scale=_loss_scale(spec),
         attention=spec.attention or ("unfused" if unfused else "flash"),
         kernels=spec.kernels or ("eager" if cluster.device == "cpu" else "compiled"),
         loss_chunks=spec.loss_chunks or 1,
@@ -158,8 +184,19 @@ _DERIVED = {
     "attention",
     "kernels",
     "loss_chunks",
+    "loss_scale",
     "communication",
 }
+
+
+def _loss_scale(spec: PlanSpec) -> LossScale | None:
+    """Auto: a dynamic one under fp16, none otherwise. A number stays what it is."""
+    given = spec.loss_scale
+    if given is None:
+        return LossScale() if spec.precision == "fp16" else None
+    if isinstance(given, LossScaleSpec):
+        return LossScale(**given.model_dump())
+    return None if given == "none" else LossScale(float(given), window=0, floor=float(given))
 
 
 def _optimizer(spec: OptimizerSpec) -> Optimizer:

@@ -135,8 +135,16 @@ def _auto(values: dict[str, Any]) -> dict[str, Any]:
 
 def _model_dict(model: Model) -> dict[str, Any]:
     values = asdict(model)
-    theta, scaling = values.pop("rope_theta"), values.pop("rope_scaling")
-    return values | {"rope": {"theta": theta, "scaling": scaling or "none"}}
+    names = ("theta", "local_theta", "fraction", "scaling")
+    rope = {name: values.pop(f"rope_{name}") for name in names}
+    if rope["scaling"]:
+        rope["scaling"] |= {name: list(rope["scaling"][name]) for name in ("short_factor", "long_factor")}
+    qkv, out, mlp = (values.pop(f"{name}_bias") for name in ("qkv", "out", "mlp"))
+    biases = {"bias": out, "qkv_bias": qkv} if out == mlp else {"bias": {"qkv": qkv, "out": out, "mlp": mlp}}
+    caps = {name: values[name] or "none" for name in ("attention_softcap", "logit_softcap", "window")}
+    scale = {"attention_scale": values["attention_scale"] or "auto"}
+    rope |= {"local_theta": rope["local_theta"] or "auto", "scaling": rope["scaling"] or "none"}
+    return values | biases | caps | scale | {"rope": rope}
 
 
 def _plan_dict(plan: Plan) -> dict[str, Any]:
@@ -146,6 +154,9 @@ def _plan_dict(plan: Plan) -> dict[str, Any]:
         values["recompute"] = {"layers": layers}
     if plan.virtual_pipeline == 1:
         values["microbatch_group"] = "auto"  # it follows pipeline_parallel, also when that is overridden
+    scale = plan.loss_scale
+    if scale is None or scale.window == 0:
+        values["loss_scale"] = "none" if scale is None else scale.initial
     if not isinstance(plan.pipeline_layout, str):
         values["pipeline_layout"] = list(plan.pipeline_layout)
     if not isinstance(plan.schedule, str):

@@ -98,6 +98,7 @@ OTHER_FORMS = {
     "plan.pipeline_layout": ", or a list with the number of units of each stage",
     "plan.schedule": ", FILE.csv, or a list with the rows of one",
     "model.rope.scaling": ", or a mapping with kind and factor",
+    "model.window": ", a number of positions, or a mapping with size and full_every",
 }
 BOUNDS = {
     "greater_than_equal": ("ge", "at least {0}; the nearest is {0}"),

@@ -18,6 +18,7 @@ RULES: tuple[Callable[[Run], Iterator[str]], ...] = (
     degrees.batch,
     degrees.heads,
     degrees.positions,
+    degrees.norms,
     degrees.tensor_parallel,
     degrees.sequence_parallel,
     degrees.layers,

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from plan.layout import layout_problems
+from plan.model import Model
 from plan.pipeline import known, usual
 from plan.pipeline import schedule as schedule_of
 from plan.run.job import Run
@@ -95,8 +96,7 @@ def batch(run: Run) -> Iterator[str]:
 
 
 def heads(run: Run) -> Iterator[str]:
-    """hidden = heads · head_dim unless head_dim is chosen; heads share kv_heads evenly; rotary needs an even
-    head_dim."""
+    """hidden = heads · head_dim unless head_dim is chosen; heads share kv_heads evenly."""
     model = run.model
     broken = model.hidden % model.heads and model.head_dim == max(1, model.hidden // model.heads)
     if broken:
@@ -105,9 +105,35 @@ def heads(run: Run) -> Iterator[str]:
     if model.heads % model.kv_heads:
         legal = nearest_number(model.kv_heads, divisors(model.heads))
         yield f"model.heads {model.heads} is not a multiple of kv_heads {model.kv_heads}; nearest kv_heads {legal}"
-    if model.positions == "rotary" and model.head_dim % 2 and not broken:
-        near = f"{model.head_dim - 1} or {model.head_dim + 1}"
-        yield f"model.head_dim {model.head_dim} is odd, but rotary positions rotate pairs; use {near}"
+    if model.positions == "rotary" and not broken:
+        yield from _turned(model)
+
+
+def _turned(model: Model) -> Iterator[str]:
+    """Rotary positions rotate pairs of columns; longrope has a factor for each pair."""
+    width, scaling = model.rope_width, model.rope_scaling
+    if width % 2 or not width:
+        if model.rope_fraction == 1:
+            near = f"{model.head_dim - 1} or {model.head_dim + 1}"
+            yield f"model.head_dim {model.head_dim} is odd, but rotary positions rotate pairs; use {near}"
+            return
+        columns = f"{width} of model.head_dim {model.head_dim}"
+        near = 2 * max(1, round(width / 2)) / model.head_dim
+        yield f"model.rope.fraction {model.rope_fraction:g} turns {columns}, but columns are pairs; nearest {near:g}"
+        return
+    if scaling is not None and scaling.kind == "longrope":
+        for name in ("short_factor", "long_factor"):
+            if (given := len(getattr(scaling, name))) != width // 2:
+                yield f"model.rope.scaling.{name} has {given} factors, but {width} turned columns need {width // 2}"
+
+
+def norms(run: Run) -> Iterator[str]:
+    """Keys of a layer's form that have an effect only beside another."""
+    model = run.model
+    if model.shared_norm and not model.parallel_residual:
+        yield "model.shared_norm: true needs parallel_residual: true (it is false); set it to false"
+    if model.rope_local_theta is not None and model.window is None:
+        yield f"model.rope.local_theta {model.rope_local_theta:g} is of layers with a window, but window is none"
 
 
 def positions(run: Run) -> Iterator[str]:

@@ -27,13 +27,18 @@ def own(run: Run) -> Iterator[str]:
 
 
 def attention(run: Run) -> Iterator[str]:
-    """Attention dropout is ours only where the scores exist."""
+    """Attention dropout and a cap on scores are ours only where the scores exist."""
     model, plan = run.model, run.plan
     if model.attention_dropout > 0 and plan.attention != "unfused":
         yield (
             f"model.attention_dropout {model.attention_dropout} needs attention: unfused, but it is {plan.attention} "
             "(a fused kernel's own generator depends on the layout, so the run could not be reproduced); "
             "use unfused, or attention_dropout 0"
+        )
+    if model.attention_softcap is not None and plan.attention != "unfused":
+        yield (
+            f"model.attention_softcap {model.attention_softcap:g} needs attention: unfused, but it is "
+            f"{plan.attention} (torch's fused kernels do not cap scores); use unfused, or attention_softcap none"
         )
 
 
@@ -144,5 +149,7 @@ def graph(run: Run) -> Iterator[str]:
         yield "cuda_graph true needs CUDA devices, but the cluster is cpu; set it to false"
     if not engine(plan).captures_graphs:
         yield f"cuda_graph true is of implementation windtunnel, but it is {plan.implementation}; set it to false"
+    if plan.loss_scale is not None:
+        yield "cuda_graph true with a loss scale: a replayed graph holds one scale; set cuda_graph to false"
     if plan.launch_blocking:
         yield "cuda_graph true with launch_blocking true: a graph's kernels are launched at once; set one to false"

@@ -21,6 +21,10 @@ def _auto_is_none(value: object) -> object:
     return None if value == AUTO else value
 
 
+def _none_is_none(value: object) -> object:
+    return None if value == "none" else value
+
+
 Number = Annotated[float, BeforeValidator(numbers.number)]
 Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
@@ -35,6 +39,7 @@ Megabytes = Annotated[float, BeforeValidator(numbers.megabytes), Field(gt=0)]
 Microseconds = Annotated[float, BeforeValidator(numbers.microseconds), Field(ge=0)]
 GbPerS = Annotated[float, BeforeValidator(numbers.gb_per_s), Field(gt=0)]
 Auto = BeforeValidator(_auto_is_none)
+NoneWord = BeforeValidator(_none_is_none)
 Place = Literal["none", "cpu", "nvme"]
 
 
@@ -43,16 +48,34 @@ class Spec(BaseModel):
 
 
 class RopeScalingSpec(Spec):
-    kind: Literal["linear", "llama3"]
+    kind: Literal["linear", "llama3", "yarn", "longrope"]
     factor: Positive
     low_freq_factor: Positive = 1.0
     high_freq_factor: Positive = 4.0
     original_max_positions: Count = 8192
+    beta_fast: Positive = 32.0
+    beta_slow: Positive = 1.0
+    attention_factor: NotNegative = 0.0
+    short_factor: list[Positive] = []
+    long_factor: list[Positive] = []
 
 
 class RopeSpec(Spec):
     theta: Positive = 10000.0
+    local_theta: Annotated[Positive | None, Auto] = None
+    fraction: Annotated[Number, Field(gt=0, le=1)] = 1.0
     scaling: Literal["none"] | RopeScalingSpec = "none"
+
+
+class BiasSpec(Spec):
+    qkv: bool = True
+    out: bool = True
+    mlp: bool = True
+
+
+class WindowSpec(Spec):
+    size: Count
+    full_every: CountOrZero = 0
 
 
 class ModelSpec(Spec):
@@ -66,13 +89,22 @@ class ModelSpec(Spec):
     vocab: Count
     seq_length: Count
     max_positions: Annotated[Count | None, Auto] = None
-    activation: Literal["gelu", "swiglu"] = "gelu"
+    activation: Literal["gelu", "swiglu", "geglu", "relu", "relu2"] = "gelu"
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     positions: Literal["learned", "rotary", "alibi"] = "learned"
     tied_embeddings: bool = True
-    bias: bool = True
+    bias: bool | BiasSpec = True
     qkv_bias: Annotated[bool | None, Auto] = None
     embedding_norm: bool = False
+    embedding_scale: Positive = 1.0
+    qk_norm: Literal["none", "head", "projection"] = "none"
+    norm_place: Literal["input", "output", "both"] = "input"
+    parallel_residual: bool = False
+    shared_norm: bool = False
+    window: Literal["none"] | Count | WindowSpec = "none"
+    attention_scale: Annotated[Positive | None, Auto] = None
+    attention_softcap: Annotated[Positive | None, NoneWord] = None
+    logit_softcap: Annotated[Positive | None, NoneWord] = None
     dropout: Dropout = 0.0
     attention_dropout: Dropout = 0.0
     norm_eps: Positive = 1e-5
@@ -143,6 +175,14 @@ class CommunicationSpec(Spec):
     order: str = "auto"
 
 
+class LossScaleSpec(Spec):
+    initial: Positive = 65536.0
+    window: Count = 1000
+    hysteresis: Count = 2
+    floor: Positive = 1.0
+    factor: Annotated[Number, Field(gt=1)] = 2.0
+
+
 class RecomputeLayersSpec(Spec):
     layers: Count
 
@@ -169,6 +209,7 @@ class PlanSpec(Spec):
     partition_activations: bool = False
     precision: Literal["fp64", "fp32", "fp16", "bf16", "fp8"] = "bf16"
     gradient_dtype: Annotated[Literal["fp64", "fp32", "bf16", "fp16"] | None, Auto] = None
+    loss_scale: Annotated[Literal["none"] | Positive | LossScaleSpec | None, Auto] = None
     attention: Annotated[Literal["unfused", "flash", "cudnn"] | None, Auto] = None
     kernels: Annotated[Literal["eager", "compiled", "triton", "nanotron", "llm-foundry", "fms"] | None, Auto] = None
     launch_blocking: bool = False

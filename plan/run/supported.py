@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from plan.implementations import IMPLEMENTATIONS, engine, implementation
+from plan.model import Model
 from plan.parallel import Plan, Zero
 from plan.pipeline import ROWS, SCHEDULES, known, schedule, usual
 from plan.run.job import Run
@@ -101,7 +102,64 @@ FEATURES: tuple[Feature, ...] = (
         "allreduce: auto",
     ),
     Feature("plan.communication.order", lambda run: run.plan.communication.order, ("auto",), "order: auto"),
+    Feature(
+        "model.qk_norm",
+        lambda run: _qk_norm(run),
+        ("none", "head", "projection"),
+        lambda run: "tensor_parallel: 1" if run.model.qk_norm == "projection" else "sequence_parallel: true",
+    ),
+    Feature(
+        "model.parallel_residual",
+        lambda run: _parallel_residual(run.model),
+        (True, False),
+        lambda run: "dropout: 0" if run.model.dropout else "norm_place: input",
+    ),
+    Feature(
+        "model.norm_place",
+        lambda run: _norm_place(run.model),
+        ("input", "output", "both"),
+        "bias: {qkv: true, out: false, mlp: false}",
+    ),
+    Feature(
+        "model.attention_softcap",
+        lambda run: "with alibi" if run.model.attention_softcap and run.model.positions == "alibi" else "",
+        ("",),
+        "attention_softcap: none, or positions: rotary",
+    ),
+    Feature(
+        "model.window",
+        lambda run: "with attention cudnn" if _windowed(run) and run.plan.attention == "cudnn" else "",
+        ("",),
+        "attention: flash",
+    ),
 )
+
+
+def _qk_norm(run: Run) -> str:
+    """A norm of a whole projection needs a sum over the ranks that share it, and the weights of a norm of heads owe
+    one, which only sequence parallelism runs."""
+    kind, ranks = run.model.qk_norm, run.plan.tensor_parallel
+    alone = kind == "none" or ranks == 1 or (kind == "head" and run.plan.sequence_parallel)
+    without = "" if kind == "projection" else " without sequence_parallel"
+    return kind if alone else f"{kind} with tensor_parallel {ranks}{without}"
+
+
+def _parallel_residual(model: Model) -> bool | str:
+    if model.parallel_residual and model.dropout:
+        return f"true with dropout {model.dropout}"
+    if model.parallel_residual and model.norm_place != "input":
+        return f"true with norm_place {model.norm_place}"
+    return model.parallel_residual
+
+
+def _norm_place(model: Model) -> str:
+    """A bias would stand between the product and its norm."""
+    biased = model.norm_place != "input" and (model.out_bias or model.mlp_bias)
+    return f"{model.norm_place} with biases before it" if biased else model.norm_place
+
+
+def _windowed(run: Run) -> bool:
+    return any(run.model.layer_window(layer) is not None for layer in range(1, run.model.layers + 1))
 
 
 def _gathers(run: Run) -> Zero:

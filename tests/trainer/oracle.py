@@ -27,22 +27,26 @@ class Oracle:
         self.weights = {name: w.clone().requires_grad_() for name, w in weights.items()}
         self.first = {name: torch.zeros_like(w) for name, w in weights.items()}
         self.second = {name: torch.zeros_like(w) for name, w in weights.items()}
+        self.taken = 0  # steps that the optimizer took
 
-    def step(self, step: int, grid: Tensor) -> tuple[float, float]:
-        """(loss, gradient norm) of one optimizer step on (global batch, seq + 1) token ids."""
+    def step(self, step: int, grid: Tensor, *, leave_out: bool = False) -> tuple[float, float]:
+        """(loss, gradient norm) of one optimizer step on (global batch, seq + 1) token ids; `leave_out`: of a step that
+        the optimizer leaves out."""
         loss = mean_loss(self.model, self.weights, grid, self.run.train.seed, step)
         gradients = dict(zip(self.weights, torch.autograd.grad(loss, list(self.weights.values())), strict=True))
         norm = math.sqrt(sum(float(g.detach().double().square().sum()) for g in gradients.values()))
         clip = self.run.optimizer.clip_norm
         scale = min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
-        with torch.no_grad():
-            for name, gradient in gradients.items():
-                self._adamw(name, gradient * scale, step)
+        if not leave_out:
+            self.taken += 1
+            with torch.no_grad():
+                for name, gradient in gradients.items():
+                    self._adamw(name, gradient * scale, step)
         return float(loss.detach()), norm
 
     def _adamw(self, name: str, gradient: Tensor, step: int) -> None:
         o, w = self.run.optimizer, self.weights[name]
-        (b1, b2), m, v, t = o.betas, self.first[name], self.second[name], step + 1
+        (b1, b2), m, v, t = o.betas, self.first[name], self.second[name], self.taken
         rate = self._rate(step)
         m.copy_(b1 * m + (1 - b1) * gradient)
         v.copy_(b2 * v + (1 - b2) * gradient * gradient)

@@ -53,7 +53,7 @@ def test_a_damaged_pair_is_named_when_it_is_opened(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=message):
             open_data(str(path), 8, 1, 1, 301)
     index.unlink()
-    with pytest.raises(InputError, match="two, and .*text.idx does not exist"):
+    with pytest.raises(InputError, match="belong together, and .*text.idx does not exist"):
         open_data(str(path), 8, 1, 1, 301)
 
 
