@@ -103,10 +103,24 @@ class PriceDoubt:
 
 
 @dataclass(frozen=True, slots=True)
+class Assumed:
+    """What the file leaves open, and how it was decided."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = DESCRIBED
+    subject: str
+    value: str
+    flag: str
+    """What changes it, in the words of the user's file."""
+    moves: str
+    """What would be forecast otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
 class Forecast:
     """What a run would take."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = DESCRIBED
+    assumptions: tuple[Assumed, ...]
     step_time_s: float
     step_time_interval_s: tuple[float, float]
     """[low, high], first order: what the profile says of the error of this run's own prices, times their share."""

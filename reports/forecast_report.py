@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from compiler import laid_out
 from plan.flops import CONVENTIONS, Convention, hardware_flops_per_step, model_flops_per_step
+from plan.ledger import Assumption
 from plan.run import Run
 from program import StepProgram
 from program.errors import InputError
 from reports import card, coverage, peaks, rounded, tiles
 from reports.forecast import (
     NOT_MODELLED,
+    Assumed,
     Cost,
     Forecast,
     Memory,
@@ -45,8 +47,10 @@ def report(
     flops: str = "exact",
     notes: Sequence[str] = (),
     warnings: Sequence[str] = (),
+    assumptions: Sequence[Assumption] = (),
 ) -> Forecast:
-    """The forecast record of a simulation. `flops`: exact, megatron or palm; `notes` and `warnings`: an importer's."""
+    """The forecast record of a simulation. `flops`: exact, megatron or palm; `notes`, `warnings` and `assumptions`:
+    the importer's."""
     if flops not in CONVENTIONS:
         raise InputError(f"FLOP convention {flops!r} is not known; use one of {', '.join(CONVENTIONS)}")
     convention = cast(Convention, flops)
@@ -62,6 +66,7 @@ def report(
     cost = cost_of(step, steps, gpus, run.price_per_gpu_hour)
     _refuse_infinite(run, profile, cost, memory)
     return Forecast(
+        assumptions=tuple(Assumed(each.subject, each.value, each.flag, each.moves) for each in assumptions),
         step_time_s=step,
         step_time_interval_s=(simulation.interval.low_s, simulation.interval.high_s),
         step_time_interval_level=simulation.interval.level,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from reports import tables
-from reports.forecast import Forecast, Stage
+from reports.forecast import Assumed, Forecast, Memory, Stage
 from reports.tables import count, digits, gib, percent, seconds
 
 if TYPE_CHECKING:
@@ -24,22 +25,38 @@ MOST_STAGES = 16
 
 def forecast_text(forecast: Forecast, width: int = 100, colour: bool = False) -> str:
     """The report of `windtunnel forecast`."""
-    parts: list[RenderableType] = [_title(forecast), _numbers(forecast), _memory(forecast), _time(forecast)]
-    for title, lines in (
+    parts: list[RenderableType] = [title(forecast)]
+    if forecast.assumptions:
+        parts.append(assumptions_text(forecast.assumptions))
+    parts += [_numbers(forecast), _memory(forecast), _time(forecast)]
+    for heading, lines in (
         ("Warnings", forecast.warnings),
         ("Notes", forecast.notes),
         ("Not modelled", forecast.not_modelled),
     ):
         if lines:
-            parts.append("\n".join([title, *(_bullet(line, width) for line in lines)]))
+            parts.append("\n".join([heading, *(bullet(line, width) for line in lines)]))
     return tables.render(tables.spaced(parts), width, colour)
 
 
-def _bullet(text: str, width: int) -> str:
+def assumptions_text(assumptions: Sequence[Assumed]) -> RenderableType:
+    """What the file leaves open: as decided, what changes it, and what would move."""
+    rows = [(each.subject, each.value, each.flag, each.moves) for each in assumptions]
+    return tables.table("", ("assumed", "", "changed by", "moves"), rows, left=4)
+
+
+def verdict(memory: Memory) -> str:
+    """fits, borderline or too much, in a word."""
+    return "fits" if memory.fits else "too much"
+
+
+def bullet(text: str, width: int) -> str:
+    """One item of a list, wrapped."""
     return textwrap.fill(text, width, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
 
 
-def _title(forecast: Forecast) -> str:
+def title(forecast: Forecast) -> str:
+    """Which run it is, with what it was priced."""
     model, plan, cluster = (forecast.run[section] for section in ("model", "plan", "cluster"))
     layout = f"TP{plan['tensor_parallel']} PP{plan['pipeline_parallel']} DP{plan['data_parallel']}"
     batch = f"global batch {plan['global_batch_size']} x {model['seq_length']} tokens"

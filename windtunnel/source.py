@@ -4,6 +4,7 @@
     source = RunSource("train.sh", ("plan.recompute=full",), cluster="dgx-a100-80gb", nodes=128)
     run = source.load()          # raises InputError
     source.notes                 # what the importer wants the user to know, after load
+    source.assumptions           # what the file leaves open, and how it was decided
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from plan.ledger import Assumption
 from plan.run import Run, load, override
 from program.errors import InputError
+from windtunnel.assumed import left_open
 
 YAML = (".yaml", ".yml")
 SECTIONS = {"model", "cluster", "plan"}
@@ -25,7 +28,7 @@ SECTIONS = {"model", "cluster", "plan"}
 
 @dataclass(slots=True)
 class RunSource:
-    """Where a run comes from. `notes` is filled by `load`."""
+    """Where a run comes from. `notes`, `warnings` and `assumptions` are filled by `load`."""
 
     path: str
     overrides: tuple[str, ...] = ()
@@ -40,12 +43,16 @@ class RunSource:
     """Whether an importer read the file."""
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    assumptions: list[Assumption] = field(default_factory=list)
 
     def load(self) -> Run:
         """The run as resolved. Raises InputError with every problem of the file, the options and the rules."""
         raw = override(self.sections(), self.overrides)
         self._say_about_config(raw.get("model"))
-        return load(raw)
+        run = load(raw)
+        if not self.foreign:
+            self.assumptions += left_open(raw, run)
+        return run
 
     def translated(self) -> dict[str, Any]:
         """The resolved run as plain data; without a cluster, the sections that a foreign file means."""
@@ -63,6 +70,7 @@ class RunSource:
             in_model(model, ledger)
         self.notes += ledger.notes
         self.warnings += ledger.warnings
+        self.assumptions += ledger.assumptions
 
     def sections(self) -> dict[str, Any]:
         """The sections of a run file that RUN and the options mean, before `--set`."""
@@ -119,6 +127,7 @@ class RunSource:
         self.foreign = imported.format != "run"
         self.notes += imported.notes
         self.warnings += imported.warnings
+        self.assumptions += imported.assumptions
         return dict(imported.run_dict)
 
     def _variables(self) -> dict[str, str]:

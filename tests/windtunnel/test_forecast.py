@@ -108,6 +108,8 @@ def test_the_resolved_run_forecasts_the_same(forecast: Call, wt: Call, tmp_path:
     first = forecast("--json").json
     (tmp_path / "again.yaml").write_text(json.dumps(first["run"]))
     second = wt("forecast", tmp_path / "again.yaml", "--profile", tmp_path / "p.yaml", "--json").json
+    assert first.pop("assumptions")
+    assert second.pop("assumptions") == []  # a resolved run leaves nothing open
     assert second == first
 
 
@@ -158,3 +160,36 @@ def test_the_share_offloaded_is_said_where_it_is_not_the_one_asked_for(forecast:
     (nearer,) = forecast("--json", plan=plan | {"communication": {"bucket_mb": 0.02}}).json["notes"]
     assert 0.1 < share(nearer) < 0.5 < share(note)
     assert forecast("--json", plan=plan | {"offload": {"optimizer": "cpu"}}).json["notes"] == []
+
+
+def test_what_the_file_leaves_open_stands_first_with_what_changes_it(forecast: Call) -> None:
+    found = forecast("--json", plan={"attention": "flash"}).json["assumptions"]
+    assert {
+        "subject": "recompute",
+        "value": "none",
+        "flag": "--set plan.recompute=full",
+        "moves": "memory and step time",
+    } in found
+    assert not any(each["subject"] in ("attention", "precision") for each in found)  # the file says both
+    lines = forecast().out.splitlines()
+    assert lines.index(next(line for line in lines if line.startswith("assumed"))) < lines.index(
+        next(line for line in lines if line.startswith("step time"))
+    )
+    assert not any(
+        each["subject"] == "recompute"
+        for each in forecast("--json", "--set", "plan.recompute=full").json["assumptions"]
+    )
+
+
+def test_assumptions_of_an_importer_come_through(wt: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from importers import ImportResult
+    from plan.ledger import Assumption
+
+    run = {"model": "gpt2-124m", "cluster": {"preset": "dgx-h100"}, "plan": {"global_batch_size": 8}}
+    told = Assumption("vocabulary", "50257", "--vocab-size N", "parameters, memory and step time")
+    monkeypatch.setattr(
+        "importers.import_file", lambda *_, **__: ImportResult(run, format="megatron", assumptions=(told,))
+    )
+    (tmp_path / "train.sh").write_text("")
+    found = wt("forecast", tmp_path / "train.sh", "--json").json["assumptions"]
+    assert found == [{"subject": "vocabulary", "value": "50257", "flag": "--vocab-size N", "moves": told.moves}]
