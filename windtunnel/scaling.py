@@ -25,7 +25,8 @@ def counts(text: str) -> list[int]:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() and len(word) <= 9 for word in words):
         raise InputError(
-            f"--nodes {text!r} is not a valid integer, nor several: write 8, or 1,2,4,8 (windtunnel forecast --help says what there is)"
+            f"--nodes {text!r} is not a valid integer, nor several: write 8, or 1,2,4,8 "
+            "(windtunnel forecast --help says what there is)"
         )
     found = list(dict.fromkeys(map(int, words)))
     if 0 in found:

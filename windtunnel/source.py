@@ -39,8 +39,8 @@ class RunSource:
     allow_read: tuple[str, ...] = ()
     accept_unknown: bool = False
     needs_cluster: bool = True
-    foreign: bool = False
-    """Whether an importer read the file."""
+    format: str = "run"
+    """What kind of file it is, after load."""
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     assumptions: list[Assumption] = field(default_factory=list)
@@ -50,7 +50,7 @@ class RunSource:
         raw = override(self.sections(), self.overrides)
         self._say_about_config(raw.get("model"))
         run = load(raw)
-        if not self.foreign:
+        if self.format == "run":
             self.assumptions += left_open(raw, run)
         return run
 
@@ -58,7 +58,7 @@ class RunSource:
         """The resolved run as plain data; without a cluster, the sections that a foreign file means."""
         raw = override(self.sections(), self.overrides)
         self._say_about_config(raw.get("model"))
-        return raw if self.foreign and "cluster" not in raw else load(raw).to_dict()
+        return raw if self.format != "run" and "cluster" not in raw else load(raw).to_dict()
 
     def _say_about_config(self, model: object) -> None:
         """What a config.json in the place of the model says besides the model; `load` says what is wrong with it."""
@@ -124,7 +124,7 @@ class RunSource:
             )
         except InputError as error:
             raise type(error)(_with_remedy(problem) for problem in error.problems) from None
-        self.foreign = imported.format != "run"
+        self.format = imported.format
         self.notes += imported.notes
         self.warnings += imported.warnings
         self.assumptions += imported.assumptions

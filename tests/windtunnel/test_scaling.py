@@ -1,4 +1,4 @@
-"""`windtunnel forecast RUN --nodes 1,2,4`: every row is the forecast of that many nodes, and refused counts are rows."""
+"""`windtunnel forecast RUN --nodes 1,2,4`: a row is the forecast of that many nodes; refused counts are rows too."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,8 @@ from tests.windtunnel.test_schemas import obeys
 Call = Callable[..., Any]
 SMALL = {"model": "gpt2-124m", "cluster": {"preset": "dgx-h100"}, "plan": {"global_batch_size": 64, "zero_stage": 1}}
 JSON = '{"bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}'
-SCRIPT = """torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py --num-layers 2 --hidden-size 512 --num-attention-heads 8 \\
+SCRIPT = """torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py \\
+ --num-layers 2 --hidden-size 512 --num-attention-heads 8 \\
  --seq-length 512 --max-position-embeddings 512 --micro-batch-size 1 --global-batch-size 32 --vocab-size 32000 --bf16 \\
  --tensor-model-parallel-size 2 --use-flash-attn
 """

@@ -87,6 +87,11 @@ def forecast(
         warnings=source.warnings,
         assumptions=source.assumptions,
     )
+    yes = result.memory.fits or result.memory.borderline
+    if not yes:
+        from windtunnel.remedies import remedied
+
+        result = remedied(source, simulated, result)
     if timeline:
         api.save_timeline(simulated, timeline)
     if trace:
@@ -97,7 +102,7 @@ def forecast(
         from reports.forecast_text import forecast_text
 
         output.emit(forecast_text(result, output.width(), output.colour()))
-    return 0 if result.memory.fits else 1
+    return 0 if yes else 1
 
 
 def _scaling(source: RunSource, nodes: list[int], kind: ScalingKind, profile: str, flops: Flops, as_json: bool) -> int:
@@ -111,4 +116,8 @@ def _scaling(source: RunSource, nodes: list[int], kind: ScalingKind, profile: st
         output.emit_json(found)
     else:
         output.emit(scaling_text(found, output.width(), output.colour()))
-    return 0 if any(isinstance(point, Point) and point.memory.fits for point in found.points) else 1
+    return (
+        0
+        if any(isinstance(point, Point) and (point.memory.fits or point.memory.borderline) for point in found.points)
+        else 1
+    )
