@@ -41,6 +41,7 @@ GIB = 2.0**30
 EFFORT, KEPT_BACK = 24, 6
 """What is compiled at most, in stages: a program counts as its stages and one more. Some is kept for the nearest plan.
 """
+OF_ACTIVATIONS = ("micro-batch", "recompute", "sequence parallel", "partitioned")
 SLACK = 1.1
 """Estimates above the card by less than this are simulated all the same."""
 
@@ -81,15 +82,16 @@ class _Search:
         """Changes that can help, by kind, the mildest of a kind first."""
         if sum(self.parts.values()) <= self.room:  # it is the host that holds too much
             return [list(less_offload(self.run))]
-        useless = ("micro-batch", "recompute", "partitioned") if states_bytes(self.parts) > self.room else ()
+        useless = OF_ACTIVATIONS if states_bytes(self.parts) > self.room else ()
         grouped = groupby(remedies(self.run), key=lambda remedy: remedy.kind)
         return [list(group) for kind, group in grouped if kind not in useless]
 
     def best(self, kind: list[Remedy]) -> Found | None:
         """The mildest change of a kind that fits; else its strongest, which does not."""
         likely = [each for each in kind if self.estimated(each) <= SLACK * self.room]
+        cheap = [each for each in kind[-1:] if _cost(applied(self.run, each.changes)) <= EFFORT / 4]
         last = None
-        for remedy in likely or kind[-1:]:
+        for remedy in likely or cheap:
             last = self.tried(remedy) or last
             if last is not None and last.fits:
                 break
@@ -116,7 +118,7 @@ class _Search:
         from reports.forecast_report import memory_of
         from simulator.simulation import simulate
 
-        cost = 1 + applied(self.run, remedy.changes).plan.pipeline_parallel
+        cost = _cost(applied(self.run, remedy.changes))
         if self.spent and self.spent + cost > self.most:
             return None
         try:
@@ -158,6 +160,11 @@ class _Search:
         return replace(self.source, overrides=overrides, notes=[], warnings=[], assumptions=[]).load(), sets
 
 
+def _cost(run: Run) -> int:
+    """Effort of compiling and simulating a run."""
+    return 1 + run.plan.pipeline_parallel
+
+
 def _keys(sets: Iterable[str]) -> list[str]:
     return [text.partition("=")[0] for text in sets]
 
@@ -184,9 +191,9 @@ def _advice(search: _Search, found: list[Found]) -> list[str]:
         fastest = min(fitting, key=lambda each: each.step_time_s)
         said.append(f"the fastest of these that fits: {fastest.change}")
     else:
-        all_states = whole_states_bytes(run, search.parts)
+        whole = whole_states_bytes(run, search.parts)
         said.append(
             f"nothing that was tried fits {total / 1e9:.3g} B parameters on {run.cluster.gpus} of these cards: the "
-            f"states are {all_states / GIB:,.0f} GiB in all, which {math.ceil(all_states / room)} of them hold at the least"
+            f"states are {whole / GIB:,.0f} GiB in all, which {math.ceil(whole / room)} of them hold at the least"
         )
     return said

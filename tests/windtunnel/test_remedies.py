@@ -16,7 +16,8 @@ LARGE_BATCH = {
     "cluster": CARD,
     "plan": {"zero_stage": 2, "micro_batch_size": 8, "global_batch_size": 64},
 }
-SCRIPT = """torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 \\
+SCRIPT = """torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py \\
+ --num-layers 32 --hidden-size 4096 --num-attention-heads 32 \\
  --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 16 --vocab-size 50257 --bf16 --use-flash-attn \\
  --attention-dropout 0 --hidden-dropout 0 --tensor-model-parallel-size 4 --use-distributed-optimizer
 """
