@@ -17,7 +17,10 @@ from program import KernelCall
 from program.ops import OPERATORS
 
 SOURCE = "here"
-KEPT = ("network", "collectives", "contention", "cores", "host_optimizer", "framework_host", "workspace", "cards")
+KEPT = (
+    "network", "collectives", "contention", "cores", "host_optimizer", "framework_host", "workspace", "cards",
+    "memory_error",
+)  # fmt: skip
 NOT_LIMITING = 1e18  # a rate whose coefficient the fit put at zero: this resource does not limit
 
 Section = dict[str, Any]

@@ -220,6 +220,18 @@ class AllocatorFile(_Part):
     context_bytes: Count = 0
 
 
+class MemoryErrorFile(_Part):
+    """How far memory of a real run may lie from the forecast: shares `below` and `above` of what the allocator holds,
+    most bytes that the buffers of a communicator take outside of it, and the share `host_above` of what is offloaded
+    to a node."""
+
+    source: str
+    below: Time
+    above: Time
+    communicator_bytes: Count
+    host_above: Time
+
+
 class ProfileFile(_Part):
     """One profile."""
 
@@ -245,13 +257,14 @@ class ProfileFile(_Part):
     cards: CardsFile | None = None
     cores: CoresFile | None = None
     allocator: AllocatorFile = AllocatorFile()
+    memory_error: MemoryErrorFile | None = None
 
     @model_validator(mode="after")
     def _names(self) -> ProfileFile:
         parts: list[_Sourced | None] = [*self.gemm, *self.attention, *self.memory, *self.collectives, *self.copies]
         parts += [*self.host, *self.contention, self.network, self.sustained, self.cores, self.host_optimizer]
         parts += [*self.workspace, self.framework_host, self.cards]
-        named = [part.source for part in parts if part is not None]
+        named = [part.source for part in [*parts, self.memory_error] if part is not None]
         for source in [*named, *([self.allocator.source] if self.allocator.source else [])]:
             if source not in self.sources:
                 hint = did_you_mean(source, list(self.sources))

@@ -50,9 +50,14 @@ class Memory:
     capacity_gib: float
     fits: bool
     """Reserved plus context is at most the capacity, and what is offloaded at most the host's."""
+    borderline: bool
+    """A capacity lies inside the interval of what a real run may hold: some such runs fit and some do not."""
+    interval_gib: tuple[float, float]
+    """What a real run may hold of the device, context and NCCL's buffers included."""
     per_stage: tuple[Stage, ...]
     host_gib: float
     """Memory of a node's host used by the job."""
+    host_interval_gib: tuple[float, float]
     host_capacity_gib: float
     """What a node's host has for it (a cpu cluster: what its ranks leave)."""
 
@@ -103,10 +108,41 @@ class PriceDoubt:
 
 
 @dataclass(frozen=True, slots=True)
+class Assumed:
+    """What the file leaves open, and how it was decided."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = DESCRIBED
+    subject: str
+    value: str
+    flag: str
+    """What changes it, in the words of the user's file."""
+    moves: str
+    """What would be forecast otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remedied:
+    """A change of a run that does not fit, forecast as the changed run."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = DESCRIBED
+    change: str
+    set: tuple[str, ...]
+    """What to give `--set`."""
+    words: str
+    """The change in the words of an imported file; empty where it has none."""
+    peak_gib: float
+    """Reserved and context, of the fullest rank."""
+    step_time_s: float
+    fits: bool
+    borderline: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Forecast:
     """What a run would take."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = DESCRIBED
+    assumptions: tuple[Assumed, ...]
     step_time_s: float
     step_time_interval_s: tuple[float, float]
     """[low, high], first order: what the profile says of the error of this run's own prices, times their share."""
@@ -140,6 +176,10 @@ class Forecast:
     """How an importer translated the file, and what the plan asked for that came out in whole pieces."""
     not_modelled: tuple[str, ...]
     """What the forecast leaves out."""
+    remedies: tuple[Remedied, ...]
+    """Changes of a run that does not fit, in the order a trainer tries them."""
+    advice: tuple[str, ...]
+    """What holds of all of them."""
     run: dict[str, Any]
     """As resolved: a run file that loads to the same run."""
     profile: str

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from compiler import laid_out
 from plan.flops import CONVENTIONS, Convention, hardware_flops_per_step, model_flops_per_step
+from plan.ledger import Assumption
 from plan.run import Run
 from program import StepProgram
 from program.errors import InputError
 from reports import card, coverage, peaks, rounded, tiles
 from reports.forecast import (
     NOT_MODELLED,
+    Assumed,
     Cost,
     Forecast,
     Memory,
@@ -25,6 +27,7 @@ from reports.forecast import (
     steps_of,
     utilisation,
 )
+from reports.memory_interval import START_BYTES, communicators, held, start_bytes
 from reports.unread import unread
 
 if TYPE_CHECKING:
@@ -33,7 +36,6 @@ if TYPE_CHECKING:
     from simulator.simulation import Simulation
 
 GIB = 2.0**30
-BORDERLINE = 0.05
 
 
 def report(
@@ -45,8 +47,10 @@ def report(
     flops: str = "exact",
     notes: Sequence[str] = (),
     warnings: Sequence[str] = (),
+    assumptions: Sequence[Assumption] = (),
 ) -> Forecast:
-    """The forecast record of a simulation. `flops`: exact, megatron or palm; `notes` and `warnings`: an importer's."""
+    """The forecast record of a simulation. `flops`: exact, megatron or palm; `notes`, `warnings` and `assumptions`:
+    the importer's."""
     if flops not in CONVENTIONS:
         raise InputError(f"FLOP convention {flops!r} is not known; use one of {', '.join(CONVENTIONS)}")
     convention = cast(Convention, flops)
@@ -57,11 +61,12 @@ def report(
     peak = peak_tflops(run, profile)
     priced = simulation.profile
     peaks.refuse_impossible(run, program, priced, step, peak)
-    memory = _memory(run, profile, simulation)
+    memory = memory_of(run, profile, simulation)
     steps = steps_of(run.budget.tokens, run.tokens_per_step, run.train.steps)
     cost = cost_of(step, steps, gpus, run.price_per_gpu_hour)
     _refuse_infinite(run, profile, cost, memory)
     return Forecast(
+        assumptions=tuple(Assumed(each.subject, each.value, each.flag, each.moves) for each in assumptions),
         step_time_s=step,
         step_time_interval_s=(simulation.interval.low_s, simulation.interval.high_s),
         step_time_interval_level=simulation.interval.level,
@@ -82,6 +87,8 @@ def report(
         warnings=(*warnings, *_doubts(run, priced, memory), *_unpriced(run, program, priced)),
         notes=(*notes, *rounded.notes(run, program)),
         not_modelled=(*NOT_MODELLED, *unread(run)),
+        remedies=(),
+        advice=(),
         run=run.to_dict(),
         profile=profile.name,
         profile_hash=profile_hash(profile),
@@ -107,7 +114,7 @@ def _unpriced(run: Run, program: StepProgram, profile: Profile) -> tuple[str, ..
 
 def _doubts(run: Run, profile: Profile, memory: Memory) -> list[str]:
     """What about these prices is not what the plan asks for, and memory that only just fits."""
-    found = _borderline(memory)
+    found = _borderline(run, profile, memory)
     own = profile.framework or profile.priced_as
     priced = own or ("eager" if run.cluster.device == "cpu" else run.plan.kernels)
     if run.plan.kernels != priced:
@@ -148,7 +155,8 @@ def _rate(point: Sequence[float]) -> float:
     return 2 * batch * m * n * k / seconds
 
 
-def _memory(run: Run, profile: Profile, simulation: Simulation) -> Memory:
+def memory_of(run: Run, profile: Profile, simulation: Simulation) -> Memory:
+    """What is held and what there is, with the interval of a real run."""
     stages: Sequence[StageMemory] = simulation.memory
     context = profile.allocator.context_bytes
     reserved = max(stage.peak_reserved_bytes for stage in stages)
@@ -156,25 +164,51 @@ def _memory(run: Run, profile: Profile, simulation: Simulation) -> Memory:
     spare = run.cluster.host.memory_gib * GIB
     if run.cluster.device == "cpu":  # its devices are the host's memory too
         spare -= reserved * run.cluster.gpus_per_node
+    weights = max(stage.parts["weights"] for stage in stages)
+    found = held(run, profile, reserved, weights, host)
     return Memory(
         peak_allocated_gib=max(stage.peak_allocated_bytes for stage in stages) / GIB,
         peak_reserved_gib=reserved / GIB,
         context_gib=context / GIB,
         capacity_gib=run.cluster.gpu_memory_gib,
-        fits=reserved + context <= capacity and (not host or host <= spare),
+        fits=found.fits(capacity, spare),
+        borderline=found.borderline(capacity, spare),
+        interval_gib=_gib(found.device_interval),
         per_stage=tuple(_stage(stage) for stage in stages),
         host_gib=host / GIB,
+        host_interval_gib=_gib(found.host_interval),
         host_capacity_gib=max(0.0, spare) / GIB,
     )
 
 
-def _borderline(memory: Memory) -> list[str]:
-    """A warning when what is spare is less than forecasts of memory are wrong by."""
-    spare = memory.capacity_gib - memory.peak_reserved_gib - memory.context_gib
-    if not memory.fits or spare >= BORDERLINE * memory.capacity_gib:
-        return []
-    share = spare / memory.capacity_gib
-    return [f"memory fits with {share:.1%} of the device to spare: less than {BORDERLINE:.0%} is borderline"]
+def _gib(interval: tuple[float, float]) -> tuple[float, float]:
+    return interval[0] / GIB, interval[1] / GIB
+
+
+def _borderline(run: Run, profile: Profile, memory: Memory) -> list[str]:
+    """A warning when what there is lies inside the interval of what a real run may hold, with what makes it wide."""
+    found = []
+    low, high = memory.interval_gib
+    if memory.borderline and low <= memory.capacity_gib < high:
+        error, many = profile.file.memory_error, communicators(run)
+        causes = [f"{error.below:.0%} below to {error.above:.0%} above what the allocator holds"] if error else []
+        causes += [f"up to {error.communicator_bytes / 1e9:g} GB of NCCL buffers for each of {many}"] if error else []
+        weights = max(stage.weights_gib for stage in memory.per_stage)
+        if start_bytes(run, weights) + memory.context_gib >= high:
+            causes = [
+                f"at its start DeepSpeed flattens weights that may be loaded in fp32: {START_BYTES} B a parameter"
+            ]
+        found.append(
+            f"memory is borderline: a real run may hold {low:.1f} to {high:.1f} GiB of {memory.capacity_gib:.1f} "
+            f"({'; '.join(causes)})"
+        )
+    low, high = memory.host_interval_gib
+    if memory.borderline and memory.host_gib and low <= memory.host_capacity_gib < high:
+        found.append(
+            f"host memory is borderline: a real run may hold {low:.1f} to {high:.1f} GiB of "
+            f"{memory.host_capacity_gib:.1f} a node (fp32 gradients, pinned buffers, weights loaded by every rank)"
+        )
+    return found
 
 
 def _stage(stage: StageMemory) -> Stage:

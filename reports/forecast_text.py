@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from reports import tables
-from reports.forecast import Forecast, Stage
+from reports.forecast import Assumed, Forecast, Memory, Remedied, Stage
 from reports.tables import count, digits, gib, percent, seconds
 
 if TYPE_CHECKING:
@@ -24,22 +25,56 @@ MOST_STAGES = 16
 
 def forecast_text(forecast: Forecast, width: int = 100, colour: bool = False) -> str:
     """The report of `windtunnel forecast`."""
-    parts: list[RenderableType] = [_title(forecast), _numbers(forecast), _memory(forecast), _time(forecast)]
-    for title, lines in (
+    parts: list[RenderableType] = [title(forecast)]
+    if forecast.assumptions:
+        parts.append(assumptions_text(forecast.assumptions))
+    parts.append(_numbers(forecast))
+    if forecast.advice:
+        parts += [_remedies(forecast), "\n".join(bullet(line, width) for line in forecast.advice)]
+    parts += [_memory(forecast), _time(forecast)]
+    for heading, lines in (
         ("Warnings", forecast.warnings),
         ("Notes", forecast.notes),
         ("Not modelled", forecast.not_modelled),
     ):
         if lines:
-            parts.append("\n".join([title, *(_bullet(line, width) for line in lines)]))
+            parts.append("\n".join([heading, *(bullet(line, width) for line in lines)]))
     return tables.render(tables.spaced(parts), width, colour)
 
 
-def _bullet(text: str, width: int) -> str:
+def assumptions_text(assumptions: Sequence[Assumed]) -> RenderableType:
+    """What the file leaves open: as decided, what changes it, and what would move."""
+    rows = [(each.subject, each.value, each.flag, each.moves) for each in assumptions]
+    return tables.table("", ("assumed", "", "changed by", "moves"), rows, left=4)
+
+
+def _remedies(forecast: Forecast) -> RenderableType:
+    """Changes with memory and step time of their own, and how to ask for each."""
+    rows = [
+        (
+            each.change,
+            gib(each.peak_gib),
+            verdict(each),
+            seconds(each.step_time_s),
+            each.words or " ".join(f"--set {text}" for text in each.set),
+        )
+        for each in forecast.remedies
+    ]
+    return tables.table("It does not fit. What to change:", ("change", "GiB", "", "step", "by"), rows, last_left=True)
+
+
+def verdict(memory: Memory | Remedied) -> str:
+    """fits, borderline or too much, in a word."""
+    return "borderline" if memory.borderline else "fits" if memory.fits else "too much"
+
+
+def bullet(text: str, width: int) -> str:
+    """One item of a list, wrapped."""
     return textwrap.fill(text, width, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
 
 
-def _title(forecast: Forecast) -> str:
+def title(forecast: Forecast) -> str:
+    """Which run it is, with what it was priced."""
     model, plan, cluster = (forecast.run[section] for section in ("model", "plan", "cluster"))
     layout = f"TP{plan['tensor_parallel']} PP{plan['pipeline_parallel']} DP{plan['data_parallel']}"
     batch = f"global batch {plan['global_batch_size']} x {model['seq_length']} tokens"
@@ -84,17 +119,23 @@ def _numbers(forecast: Forecast) -> RenderableType:
         ("tokens/s", f"{count(forecast.tokens_per_s)}  ({count(forecast.tokens_per_s_per_gpu)} a GPU)"),
         ("TFLOP/s a GPU", tflops),
         ("MFU, HFU", f"{shares}  ({CONVENTIONS[forecast.flop_convention]})"),
-        ("memory", f"{held} of {gib(memory.capacity_gib)} GiB: {_fits(spare)}"),
+        (
+            "memory",
+            f"{held} of {gib(memory.capacity_gib)} GiB: {_fits(spare, memory.capacity_gib, memory.interval_gib)}",
+        ),
         ("cost", f"{cost.steps:,} steps: {job}"),
     ]
     if memory.host_gib > 0:
-        left = _fits(memory.host_capacity_gib - memory.host_gib)
+        left = _fits(memory.host_capacity_gib - memory.host_gib, memory.host_capacity_gib, memory.host_interval_gib)
         host = f"{gib(memory.host_gib)} offloaded of {gib(memory.host_capacity_gib)} GiB a node: {left}"
         rows.insert(-1, ("host memory", host))
     return tables.table("", ("", ""), rows, left=2)
 
 
-def _fits(spare_gib: float) -> str:
+def _fits(spare_gib: float, capacity_gib: float, interval_gib: tuple[float, float]) -> str:
+    low, high = interval_gib
+    if low <= capacity_gib < high:
+        return f"BORDERLINE, {gib(low)} to {gib(high)} are possible"
     return f"fits, {gib(spare_gib)} GiB spare" if spare_gib >= 0 else f"DOES NOT FIT, {gib(-spare_gib)} GiB too much"
 
 

@@ -1,12 +1,26 @@
-"""What a plan asked for in a share and got in whole pieces, in a sentence: said beside the forecast, never silent."""
+"""What a plan asked for and got otherwise (in whole pieces, or not at all), in a sentence beside the forecast."""
 
 from __future__ import annotations
 
+from plan.implementations import implementation
 from plan.run import Run
 from program import RankProgram, StepProgram
 
 
 def notes(run: Run, program: StepProgram) -> tuple[str, ...]:
+    """Everything of a plan that came out otherwise."""
+    return (*_without_effect(run), *_offloaded_share(run, program))
+
+
+def _without_effect(run: Run) -> tuple[str, ...]:
+    """ZeRO beyond what the implementation does by itself, where nobody shares the states."""
+    plan = run.plan
+    if plan.data_parallel > 1 or plan.zero_stage <= implementation(plan.implementation).zero_stage:
+        return ()
+    return (f"ZeRO-{plan.zero_stage} does nothing at data-parallel 1: there is no other rank to share states with",)
+
+
+def _offloaded_share(run: Run, program: StepProgram) -> tuple[str, ...]:
     """The share of the optimizer that the host steps, where `offload.fraction` ended inside a bucket."""
     offload = run.plan.offload
     if offload.optimizer == "none" or offload.fraction in (0.0, 1.0):

@@ -310,6 +310,7 @@ def _profile(name: str, memory: float, sources: Section, memory_rows: list[str],
         "contention": parts.source("published", TEXTS["contention"], factor=parts.OVERLAP_SLOWDOWN),
         "gemm-wide": parts.source("data sheet", TEXTS["wide"], []),
         "context": parts.source("derived", TEXTS["context"], []),
+        "memory-error": parts.source("derived", TEXTS["memory error"], []),
     }
     per_kernel = parts.HOST_KERNEL_S[name]
     base = {"source": "host", "sigma": rounded(parts.HOST_SIGMA)}
@@ -330,6 +331,7 @@ def _profile(name: str, memory: float, sources: Section, memory_rows: list[str],
         "cards": {"source": "cards", "sigma": parts.CARD_SIGMA}, "workspace": fit_workspace.sections(),
         "contention": contention,
         "allocator": {"source": "context", "context_bytes": parts.CONTEXT_BYTES},
+        "memory_error": {"source": "memory-error", **parts.MEMORY_ERROR},
     }  # fmt: skip
 
 

@@ -77,6 +77,7 @@ HOST_SIGMA = math.log(HOST_KERNEL_S["h200"] / HOST_KERNEL_S["h100"])  # between 
 HOST_INSTRUCTION_S = 2.5e-6  # an empty instruction of the executor, measured by `calibrate` on a server CPU
 OVERLAP_SLOWDOWN = 1.189
 CARD_SIGMA = 0.08
+MEMORY_ERROR = {"below": 0.05, "above": 0.05, "communicator_bytes": 1_800_000_000, "host_above": 0.6}
 CONTEXT_BYTES = 808_255_488  # calibration/profiles/h200.yaml, measured: CUDA context, library handles, compiled code
 # (forward, backward) TFLOP/s at sequence lengths 2k, 8k, 32k on the same H200.
 H200_FLASH = {2048: (205, 184), 8192: (317, 282), 32768: (343, 319)}

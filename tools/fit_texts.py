@@ -40,6 +40,9 @@ TEXTS = {
     "the 700 W of both cards",
     "wide": "fp32 (not tf32) and fp64 products: the bf16 form at the ratio of the data sheet's dense peaks",
     "context": "device memory one process held outside the allocator on an H200 (torch 2.11; no communicators)",
+    "memory error": "feasibility rows of runs.csv (nanotron: 208 ran, 203 crashed or ran out of memory): with these "
+    "shares 23 of the 411 verdicts are borderline and 372 of the other 388 right; NVIDIA/nccl issue 864 gives 0.9 to "
+    "1.8 GB a communicator; host memory of ZeRO-Offload is published 10 to 60 % above 16 bytes a parameter",
     "host optimizer": "ZeRO-Offload against ZeRO-2 of Qwen2.5-1.5B on two A100 of a host with 2 x EPYC 7742, cores "
     "bound (DeepSpeed, blogs/zenflow-corebinding: 1365 and 240 ms): the difference less the copy of the 16-bit weights",
     "host optimizer derived": "the rate of 2 x EPYC 7742 by data-sheet memory bandwidth: 16 channels of DDR5-4800 "

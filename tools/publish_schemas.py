@@ -20,6 +20,7 @@ def records() -> dict[str, type]:
     from reports.check import Verdict
     from reports.compare import Comparison
     from reports.forecast import Forecast
+    from reports.scaling import Scaling
     from validation.score import Scoreboard
     from windtunnel import results
     from windtunnel.commands.doctor import Diagnosis
@@ -35,6 +36,7 @@ def records() -> dict[str, type]:
         "forecast": Forecast,
         "import": results.Imported,
         "program": results.ProgramResult,
+        "scaling": Scaling,
         "schedule": results.ScheduleResult,
         "train": results.Trained,
         "validate": Scoreboard,

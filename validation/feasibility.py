@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from plan.run import Run, load
 from program.errors import InputError
@@ -20,6 +20,7 @@ from validation.published import Published
 from validation.rows import run_dict
 
 FAILED = "dev-feasibility"
+Verdict = Literal["fits", "borderline", "does not fit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,9 @@ class Feasibility:
     failed: int
     """Crashed or out of memory: the source does not say which."""
     failed_forecast_not_to_fit: int
+    ran_borderline: int
+    failed_borderline: int
+    """Borderline verdicts, which the counts above leave out of those forecast to fit and not to fit."""
     undecided: int
     """Rows that are no run the language can say."""
 
@@ -44,7 +48,7 @@ def feasibility(rows: Sequence[Published], forecaster: Forecaster) -> tuple[Feas
 
 
 def _source(name: str, rows: Iterable[Published], forecaster: Forecaster) -> Feasibility:
-    counts = {"ran": [0, 0], "failed": [0, 0]}
+    counts = {(failed, said): 0 for failed in (False, True) for said in ("fits", "borderline", "does not fit")}
     undecided = 0
     for row in rows:
         known = convention(row)
@@ -55,13 +59,23 @@ def _source(name: str, rows: Iterable[Published], forecaster: Forecaster) -> Fea
         except InputError:
             undecided += 1
             continue
-        outcome = counts["failed" if row.set == FAILED else "ran"]
-        outcome[0] += 1
-        outcome[1] += fits(run, forecaster)
-    (ran, ran_fits), (failed, failed_fits) = counts["ran"], counts["failed"]
-    return Feasibility(name, ran, ran_fits, failed, failed - failed_fits, undecided)
+        counts[row.set == FAILED, verdict(run, forecaster)] += 1
+    ran, failed = (sum(many for (f, _), many in counts.items() if f is which) for which in (False, True))
+    return Feasibility(
+        source=name,
+        ran=ran,
+        ran_forecast_to_fit=counts[False, "fits"],
+        failed=failed,
+        failed_forecast_not_to_fit=counts[True, "does not fit"],
+        ran_borderline=counts[False, "borderline"],
+        failed_borderline=counts[True, "borderline"],
+        undecided=undecided,
+    )
 
 
-def fits(run: Run, forecaster: Forecaster) -> bool:
-    """Whether the forecast says the run fits: memory held by the allocator and the device context within the card."""
-    return forecaster.memory(run)["device"] <= run.cluster.gpu_memory_gib * 2**30
+def verdict(run: Run, forecaster: Forecaster) -> Verdict:
+    """What the forecast says of device memory."""
+    held, capacity = forecaster.held(run), run.cluster.gpu_memory_gib * 2**30
+    if held.borderline(capacity, 0.0):
+        return "borderline"
+    return "fits" if held.fits(capacity, 0.0) else "does not fit"

@@ -15,6 +15,7 @@ from plan.model import Model
 from plan.parallel import Plan
 from plan.run import Run
 from program import StepProgram
+from reports.memory_interval import Held, held
 
 if TYPE_CHECKING:
     from calibration.profile import Allocator, Profile
@@ -61,12 +62,21 @@ class Forecaster:
 
     def memory(self, run: Run) -> dict[str, float]:
         """Peak memory of a run in bytes, without simulating it in time."""
+        return _peaks(self._stages(run), self.profile_of(run).allocator)
+
+    def held(self, run: Run) -> Held:
+        """What a run holds, in bytes, with the interval of a real run."""
+        stages = self._stages(run)
+        reserved = max(stage.peak_reserved_bytes for stage in stages)
+        weights = max(stage.parts["weights"] for stage in stages)
+        return held(run, self.profile_of(run), reserved, weights, 0.0)
+
+    def _stages(self, run: Run) -> list[StageMemory]:
         from simulator.memory import simulate_memory
 
         profile = self.profile_of(run)
         allocator, workspace = profile.allocator, profile.workspace(run.plan.kernels)
-        stages = [simulate_memory(stage, allocator, workspace) for stage in _program(run.model, run.plan).classes]
-        return _peaks(stages, allocator)
+        return [simulate_memory(stage, allocator, workspace) for stage in _program(run.model, run.plan).classes]
 
 
 def _peaks(stages: Sequence[StageMemory], allocator: Allocator) -> dict[str, float]:

@@ -15,6 +15,7 @@ TITLE = (
     f"rows: scored of all; inside: share measured within the stated interval, which is meant to hold {LEVEL:.0%}, "
     "width: of that interval"
 )
+OUTCOMES = ("source", "ran", "fit", "borderline", "failed", "not fit", "borderline", "undecided")
 MARKDOWN = ("source", "rows", "mean error of step time", "bias", "inside interval", "mean error of memory", "bias")
 
 
@@ -25,7 +26,7 @@ def text(board: Scoreboard, width: int = 100, worst: int = 10, rows: bool = Fals
     parts: list[object] = [TITLE, table("", COLUMNS, lines) if lines else "no row scored", _profiles(board)]
     if board.feasibility:
         counts = [_outcomes(found) for found in board.feasibility]
-        parts.append(table("Runs by outcome", ("source", "ran", "fit", "failed", "not fit", "undecided"), counts))
+        parts.append(table("Runs by outcome", OUTCOMES, counts))
     left_out = [(source.source, why.reason, str(why.rows)) for source in board.sources for why in source.unscored]
     if left_out:
         parts.append(table("Rows not scored", ("source", "why", "rows"), left_out, left=2))
@@ -85,7 +86,11 @@ def _signed(value: float) -> str:
 
 
 def _outcomes(found: Feasibility) -> Sequence[str]:
-    numbers = (found.ran, found.ran_forecast_to_fit, found.failed, found.failed_forecast_not_to_fit, found.undecided)
+    numbers = (
+        *(found.ran, found.ran_forecast_to_fit, found.ran_borderline),
+        *(found.failed, found.failed_forecast_not_to_fit, found.failed_borderline),
+        found.undecided,
+    )
     return [found.source, *(str(number) for number in numbers)]
 
 

@@ -13,6 +13,7 @@ from program.errors import InputError
 
 if TYPE_CHECKING:
     from calibration.profile import Profile
+    from plan.ledger import Assumption
     from program.timeline import Timeline
     from reports.forecast import Forecast
     from simulator.simulation import Simulation
@@ -106,7 +107,12 @@ def run_of(run: RunLike, overrides: Sequence[str]) -> Run:
 
 
 def forecast_of(
-    simulated: SimulatedRun, *, flops: str = "exact", notes: Sequence[str] = (), warnings: Sequence[str] = ()
+    simulated: SimulatedRun,
+    *,
+    flops: str = "exact",
+    notes: Sequence[str] = (),
+    warnings: Sequence[str] = (),
+    assumptions: Sequence[Assumption] = (),
 ) -> Forecast:
     """The report of a simulation."""
     from reports.forecast_report import report
@@ -119,6 +125,7 @@ def forecast_of(
         flops=flops,
         notes=notes,
         warnings=warnings,
+        assumptions=assumptions,
     )
 
 

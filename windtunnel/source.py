@@ -4,6 +4,7 @@
     source = RunSource("train.sh", ("plan.recompute=full",), cluster="dgx-a100-80gb", nodes=128)
     run = source.load()          # raises InputError
     source.notes                 # what the importer wants the user to know, after load
+    source.assumptions           # what the file leaves open, and how it was decided
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from plan.ledger import Assumption
 from plan.run import Run, load, override
 from program.errors import InputError
+from windtunnel.assumed import left_open
 
 YAML = (".yaml", ".yml")
 SECTIONS = {"model", "cluster", "plan"}
@@ -27,7 +30,7 @@ FOREIGN = {"trainer", "ddp", "mixed_precision", "fsdp_config", "max_duration", "
 
 @dataclass(slots=True)
 class RunSource:
-    """Where a run comes from. `notes` is filled by `load`."""
+    """Where a run comes from. `notes`, `warnings` and `assumptions` are filled by `load`."""
 
     path: str
     overrides: tuple[str, ...] = ()
@@ -40,16 +43,20 @@ class RunSource:
     needs_cluster: bool = True
     words: Mapping[str, str] = field(default_factory=dict)
     """A foreign file's words for keys of a run; filled by `load`, as `notes` are."""
-    foreign: bool = False
-    """Whether an importer read the file."""
+    format: str = "run"
+    """What kind of file it is, after load."""
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    assumptions: list[Assumption] = field(default_factory=list)
 
     def load(self) -> Run:
         """The run as resolved. Raises InputError with every problem of the file, the options and the rules."""
         raw = override(self.sections(), self.overrides)
         self._say_about_config(raw.get("model"))
-        return self._loaded(raw)
+        run = self._loaded(raw)
+        if self.format == "run":
+            self.assumptions += left_open(raw, run)
+        return run
 
     def _loaded(self, raw: Mapping[str, Any]) -> Run:
         """The run; what is wrong with it is said in the words of its file."""
@@ -66,7 +73,7 @@ class RunSource:
         """The resolved run as plain data; without a cluster, the sections that a foreign file means."""
         raw = override(self.sections(), self.overrides)
         self._say_about_config(raw.get("model"))
-        return raw if self.foreign and "cluster" not in raw else self._loaded(raw).to_dict()
+        return raw if self.format != "run" and "cluster" not in raw else self._loaded(raw).to_dict()
 
     def _say_about_config(self, model: object) -> None:
         """What a config.json in the place of the model says besides the model; `load` says what is wrong with it."""
@@ -78,6 +85,7 @@ class RunSource:
             in_model(model, ledger)
         self.notes += ledger.notes
         self.warnings += ledger.warnings
+        self.assumptions += ledger.assumptions
 
     def sections(self) -> dict[str, Any]:
         """The sections of a run file that RUN and the options mean, before `--set`."""
@@ -132,10 +140,10 @@ class RunSource:
             )
         except InputError as error:
             raise type(error)(_with_remedy(problem) for problem in error.problems) from None
-        self.words = imported.words
-        self.foreign = imported.format != "run"
+        self.words, self.format = imported.words, imported.format
         self.notes += imported.notes
         self.warnings += imported.warnings
+        self.assumptions += imported.assumptions
         return dict(imported.run_dict)
 
     def _variables(self) -> dict[str, str]:
