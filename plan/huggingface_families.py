@@ -269,7 +269,10 @@ FAMILIES: dict[str, Family] = {
     "gemma2": Family(_gemma, _CAPS),
     "gemma3_text": Family(_gemma, _CAPS | _keys("rope_local_base_freq sliding_window_pattern _sliding_window_pattern")),
     "gpt2": Family(_gpt2),
-    "gpt_bigcode": Family(_bigcode, _keys("scale_attention_softmax_in_fp32 inference_runner pad_key_length max_sequence_length max_batch_size")),
+    "gpt_bigcode": Family(
+        _bigcode,
+        _keys("scale_attention_softmax_in_fp32 inference_runner pad_key_length max_sequence_length max_batch_size"),
+    ),
     "bloom": Family(_bloom),
     "gpt_neox": Family(_neox),
     "falcon": Family(
