@@ -39,6 +39,7 @@ TRANSLATED = (
         cpu-offloading-num-layers data-parallel-sharding-strategy num-key-value-heads
         rope-scaling-factor encoder-num-layers encoder-seq-length decoder-num-layers remote-device
         zero-reduce-bucket-size zero-allgather-bucket-size moe-expert-parallel-size spec mtp-num-layers window-size
+        window-attn-skip-freq
         hybrid-layer-pattern
         rotary-seq-len-interpolation-factor rotary-scaling-factor activation-func""",
         1,
