@@ -17,8 +17,10 @@ TRANSFERS = {
 
 
 def degrees(model: Model, plan: Plan) -> dict[str, int]:
-    """The sizes of a plan's axes and of its micro-batches."""
-    return {
+    """The sizes of a plan's axes and of its micro-batches; where every n-th layer is of another kind, n."""
+    window = model.window
+    kinds = {"layer_period": window.full_every} if window is not None and window.full_every else {}
+    return kinds | {
         "tp": plan.tensor_parallel,
         "dp": plan.data_parallel,
         "pp": plan.pipeline_parallel,

@@ -50,7 +50,8 @@ def model_section(a: Arguments, ledger: Ledger) -> dict[str, Any]:
     model |= _positions(a, sequence or 1, ledger)
     model |= _vocabulary(a, model, ledger)
     model |= _norms_and_rest(a, ledger)
-    _unsupported(a, sequence or 1, ledger)
+    model |= _window(a, ledger)
+    _unsupported(a, ledger)
     return model
 
 
@@ -74,12 +75,13 @@ def _attention(a: Arguments, heads: int, ledger: Ledger) -> dict[str, Any]:
 
 def _mlp(a: Arguments, hidden: int, ledger: Ledger) -> dict[str, Any]:
     gate = a.text("--glu-activation")
-    gated = a.has("--swiglu") or gate == "swiglu"
-    others = {"--squared-relu": "squared ReLU", "--quick-geglu": "GeGLU"}
+    gated = a.has("--swiglu") or gate in ("swiglu", "geglu")
+    activation = gate if gate == "geglu" else "swiglu" if gated else "relu2" if a.has("--squared-relu") else "gelu"
+    others = {"--quick-geglu": "GeGLU of a sigmoid"}
     for flag, name in others.items():
         if a.has(flag):
             ledger.not_yet(f"the activation {name} ({flag})", "gelu or --swiglu")
-    if gate not in (None, "swiglu"):
+    if gate not in (None, "swiglu", "geglu"):
         ledger.not_yet(f"the activation {gate} (--glu-activation)", "--swiglu")
     if a.has("--openai-gelu"):
         ledger.note("--openai-gelu: the tanh form of GELU, the one that is forecast")
@@ -89,7 +91,7 @@ def _mlp(a: Arguments, hidden: int, ledger: Ledger) -> dict[str, Any]:
         ffn = 8 * hidden // 3 // 64 * 64 if gated else 4 * hidden
         rule = "8h/3 rounded down to a multiple of 64" if gated else "4h"
         ledger.assume("feed-forward width", f"{ffn} ({rule})", "--ffn-hidden-size", "parameters, step time and memory")
-    return {"ffn": ffn, "activation": "swiglu" if gated else "gelu"}
+    return {"ffn": ffn, "activation": activation}
 
 
 def _positions(a: Arguments, sequence: int, ledger: Ledger) -> dict[str, Any]:
@@ -117,9 +119,8 @@ def _positions(a: Arguments, sequence: int, ledger: Ledger) -> dict[str, Any]:
 
 def _rope(a: Arguments, ledger: Ledger) -> dict[str, Any]:
     percent = a.number("--rotary-percent", 1.0)
-    if percent != 1.0:
-        ledger.not_yet(f"rotary embeddings on a part of the head (--rotary-percent {percent})", "--rotary-percent 1.0")
     rope: dict[str, Any] = {"theta": a.number("--rotary-base", 10000)}
+    rope |= {} if percent in (None, 1.0) else {"fraction": percent}
     if a.has("--use-rope-scaling"):
         rope["scaling"] = {"kind": "llama3", "factor": a.number("--rope-scaling-factor", 8.0)}
     elif (factor := a.number("--rotary-seq-len-interpolation-factor")) is not None:
@@ -151,7 +152,7 @@ def _at_stake(a: Arguments, model: dict[str, Any]) -> str:
     if not layers or not hidden or not ffn:
         return ""
     tables = GPT2_VOCABULARY * hidden * (1 + ("--untie-embeddings-and-output-weights" in a.given))
-    rest = layers * (4 * hidden * hidden + (3 if model["activation"] == "swiglu" else 2) * hidden * ffn)
+    rest = layers * (4 * hidden * hidden + (3 if model["activation"] in ("swiglu", "geglu") else 2) * hidden * ffn)
     return f", {tables / (tables + rest):.0%} of the parameters"
 
 
@@ -186,28 +187,39 @@ def _norms_and_rest(a: Arguments, ledger: Ledger) -> dict[str, Any]:
         "attention_dropout": a.number("--attention-dropout", 0.1),
         "init_std": a.number("--init-method-std", 0.02),
     }
+    if a.has("--qk-layernorm"):
+        found["qk_norm"] = "head"
+        if norm == "layernorm":
+            ledger.not_yet("--qk-layernorm with LayerNorm", "--normalization RMSNorm")
     unstated = [flag for flag in ("--hidden-dropout", "--attention-dropout") if flag not in a.given]
     if unstated:
         ledger.note(f"{' and '.join(unstated)} not given: Megatron's default 0.1")
     return found
 
 
-def _unsupported(a: Arguments, sequence: int, ledger: Ledger) -> None:
+def _window(a: Arguments, ledger: Ledger) -> dict[str, Any]:
+    """`--window-size left,right`: the positions before a token that it sees beside itself (-1: all), in every layer but
+    each `--window-attn-skip-freq`-th."""
+    window, skip = a.text("--window-size"), a.text("--window-attn-skip-freq")
+    sides = re.findall(r"-?(?<![0-9])[0-9]{1,12}(?![0-9])", window or "")
+    if window is None or not sides or int(sides[0]) < 0:
+        if skip is not None:
+            ledger.note("--window-attn-skip-freq has no effect without --window-size")
+        return {}
+    every = None if skip is None else ledger.integer(skip, "--window-attn-skip-freq", least=1)
+    return {"window": {"size": int(sides[0]) + 1, "full_every": every or 0}}
+
+
+def _unsupported(a: Arguments, ledger: Ledger) -> None:
     experts = a.whole("--num-experts")
     if experts is not None and experts > 1:
         ledger.not_yet(
             f"mixture of experts (--num-experts {experts})", "the dense model of the same shape, without --num-experts"
         )
-    window = a.text("--window-size")
-    if window is not None and any(
-        int(side) < sequence for side in re.findall(r"(?<![0-9])[0-9]{1,12}(?![0-9])", window)
-    ):
-        ledger.not_yet(f"sliding-window attention (--window-size {window})", "full attention, without the flag")
     depth = a.whole("--mtp-num-layers")
     for flag, present, nearest in (
         ("--mtp-num-layers", bool(depth), "the model without multi-token prediction"),
         ("--multi-latent-attention", a.has("--multi-latent-attention"), "grouped-query attention"),
-        ("--qk-layernorm", a.has("--qk-layernorm"), "the model without norms on queries and keys"),
         ("--hybrid-layer-pattern", a.has("--hybrid-layer-pattern"), "a model of transformer layers only"),
         ("--is-hybrid-model", a.has("--is-hybrid-model"), "a model of transformer layers only"),
         ("--spec", a.has("--spec"), "the standard transformer layer"),

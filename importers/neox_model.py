@@ -30,6 +30,7 @@ def model_section(values: Values) -> dict[str, Any]:
     model["tied_embeddings"] = not values.on("no_weight_tying")
     model.pop("ffn", None)
     model.pop("max_positions", None)
+    model |= _parallel(values) | _window(values)
     return model | _positions(values) | _norm(values) | _feed_forward(values, model["hidden"]) | _biases(values)
 
 
@@ -43,9 +44,7 @@ def _positions(values: Values) -> dict[str, Any]:
         return {"positions": kind} | ({} if length is None else {"max_positions": length})
     _idle(values, kind, "max_position_embeddings")
     if kind == "rotary":
-        if part not in (None, 1.0):
-            ledger.not_yet(f"rotary embeddings on {part} of the head (rotary_pct)", "rotary_pct 1")
-        return {"positions": kind, "rope": {"theta": theta}}
+        return {"positions": kind, "rope": {"theta": theta} | ({} if part in (None, 1.0) else {"fraction": part})}
     if kind != "alibi":
         ledger.not_yet(f"pos_emb {kind}", "rotary, learned or alibi")
     return {"positions": "alibi"}
@@ -73,15 +72,19 @@ def _feed_forward(values: Values, hidden: int | None) -> dict[str, Any]:
     ledger = values.ledger
     llama = values.text("mlp_type", "regular") == "llama"
     activation = "swiglu" if llama else values.text("activation", "gelu")
-    if activation not in ("gelu", "swiglu"):
-        ledger.not_yet(f"activation {activation}", "gelu or swiglu")
+    if activation not in ("gelu", "swiglu", "geglu", "relu"):
+        ledger.not_yet(f"activation {activation}", "gelu, relu, geglu or swiglu")
     multiple = values.whole("mlp_multiple_of", LLAMA_MULTIPLE if llama else 1)
     given, factor = values.whole("intermediate_size"), values.number("expansion_factor")
     if factor is not None:
         if given is not None:
             ledger.problem(f"intermediate_size {given} and expansion_factor {factor:g} exclude each other; keep one")
         given = None if hidden is None else int(factor * hidden)
-    found: dict[str, Any] = {"activation": "swiglu" if activation in known.GATED else "gelu"}
+    found: dict[str, Any] = {
+        "activation": activation
+        if activation in ("relu", "geglu")
+        else ("swiglu" if activation in known.GATED else "gelu")
+    }
     if hidden is None or multiple is None or "intermediate_size" in values.wrong:
         return found  # the width does not follow from a wrong number
     return found | {"ffn": _width(given, hidden, llama, activation in known.GATED, multiple)}
@@ -103,18 +106,27 @@ def _biases(values: Values) -> dict[str, Any]:
     if values.text("mlp_type") == "llama":
         mlp = attention  # that MLP has none, and is not asked
     if attention != mlp:
-        shown = f"use_bias_in_attn_linear {str(attention).lower()} with use_bias_in_mlp {str(mlp).lower()}"
-        values.ledger.not_yet(shown, "the same for both")
+        return {"bias": {"qkv": attention, "out": attention, "mlp": mlp}}
     return {"bias": attention, "qkv_bias": attention}
+
+
+def _parallel(values: Values) -> dict[str, Any]:
+    """Attention and MLP beside each other, behind a norm each or one for both."""
+    parallel, tied = values.on("gpt_j_residual"), values.on("gpt_j_tied")
+    if tied and not parallel:
+        values.ledger.note("gpt_j_tied has no effect without gpt_j_residual")
+    return {"parallel_residual": True, "shared_norm": tied} if parallel else {}
+
+
+def _window(values: Values) -> dict[str, Any]:
+    """`sliding_window_width` is the positions before a token that it sees beside itself."""
+    width = values.whole("sliding_window_width")
+    return {} if width is None else {"window": width + 1}
 
 
 def _not_forecast(values: Values) -> None:
     """What else GPT-NeoX can do to a layer and the forecast cannot yet."""
     ledger = values.ledger
-    if values.on("gpt_j_residual"):
-        ledger.not_yet("attention and MLP in parallel (gpt_j_residual)", "gpt_j_residual false")
-    elif values.on("gpt_j_tied"):
-        ledger.note("gpt_j_tied has no effect without gpt_j_residual")
     for key in ("num_experts", "moe_num_experts"):
         if (values.whole(key, 1) or 1) > 1:
             ledger.not_yet(f"mixture of experts ({key} {values.given[key]})", f"{key} 1")
@@ -125,6 +137,3 @@ def _not_forecast(values: Values) -> None:
         ledger.note(f"{', '.join(idle)} have no effect without Transformer Engine's layers")
     if values.on("use_qk_layernorm"):
         ledger.not_yet("norms of queries and keys (use_qk_layernorm)", "use_qk_layernorm false")
-    width = values.whole("sliding_window_width")
-    if width is not None:
-        ledger.not_yet(f"attention to the last {width} tokens (sliding_window_width)", "no sliding_window_width")

@@ -52,10 +52,9 @@ def forward_flops_per_token(model: Model, convention: Convention = "exact") -> F
 def _seen(model: Model) -> float:
     """The share of the square of scores that causal attention computes, a mean over the layers: half of it, or a band
     as wide as the window."""
-    shares = [
-        (model.layer_window(layer) or model.seq_length) / model.seq_length for layer in range(1, model.layers + 1)
-    ]
-    return sum(share * (1 - share / 2) for share in shares) / model.layers
+    few = model.windowed_layers
+    share = model.window.size / model.seq_length if model.window is not None and few else 1.0
+    return (few * share * (1 - share / 2) + (model.layers - few) / 2) / model.layers
 
 
 def _linear_weights(model: Model) -> int:

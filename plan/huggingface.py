@@ -14,31 +14,14 @@ from typing import Any
 
 from plan import huggingface_keys as keys
 from plan import presets
-from plan.huggingface_rope import rope
-from plan.huggingface_values import ALIASES, first, flag, list_of, name_of, rate, whole
+from plan.huggingface_families import FAMILIES, MIXTURES
+from plan.huggingface_values import ALIASES, first, flag, list_of, name_of, whole
 from plan.ledger import Ledger
 from plan.lenient_json import read_json
 from program.files import text_of
 from program.nearest import nearest_name, shown
 
 LANGUAGE_PARTS = ("text_config", "llm_config", "language_config", "language_model")
-GATED = frozenset(
-    {
-        "llama",
-        "mistral",
-        "qwen2",
-        "qwen3",
-        "phi3",
-        "internlm2",
-        "yi",
-        "baichuan",
-        "smollm3",
-    }
-)
-MIXTURES = frozenset({"mixtral", "qwen2_moe", "qwen3_moe"})
-"""Mixtures of experts around a gated layer: a dense model only where their configuration says one expert, for what
-transformers fills in is 8, 60 and 128."""
-GELUS = frozenset({"gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"})
 EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts")
 
 
@@ -81,21 +64,20 @@ def model_section(config: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
         " model.seq_length"
     )
     model: dict[str, Any] = {"name": str(config.get("_name_or_path") or kind), **shape, "seq_length": length}
-    model |= _family(kind, config, model, ledger)
     groups = whole(config, "kv_heads", ledger)
     model["kv_heads"] = (
         (1 if flag(config, "multi_query", False, ledger) else shape["heads"]) if groups is None else groups
     )
+    model |= _family(kind, config, model, ledger)
     if (width := whole(config, "head_dim", ledger)) is not None:
         model["head_dim"] = width
-    elif kind == "qwen3":
-        model["head_dim"] = 128
     epsilon = first(config, "eps")
     if epsilon is not None:
         model["norm_eps"] = ledger.number(epsilon, name_of(config, "eps"), above=0)
-    if "initializer_range" in config:
-        model["init_std"] = ledger.number(config["initializer_range"], "initializer_range", above=0)
-    _unsupported(kind, config, length, ledger)
+    if (deviation := next((key for key in ("initializer_range", "init_std") if key in config), None)) is not None:
+        model["init_std"] = ledger.number(config[deviation], deviation, above=0)
+    _unsupported(kind, config, ledger)
+    model |= _windows(kind, config, shape["layers"], length, ledger)
     return {} if None in found.values() else model
 
 
@@ -114,133 +96,92 @@ def language_part(config: Mapping[str, Any], ledger: Ledger) -> Mapping[str, Any
     return config
 
 
-def _family(kind: str, config: Mapping[str, Any], model: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
-    own = {"gpt2": _gpt2, "bloom": _bloom, "gpt_neox": _neox}
-    if kind not in GATED | MIXTURES | own.keys():  # it may cap logits or add norms: never read as its nearest relative
-        near = nearest_name(kind, [*GATED, *own], cutoff=0.7)
-        known = f"{', '.join(sorted(GATED))}, gpt2, gpt_neox or bloom"
+def _family(kind: str, config: Mapping[str, Any], model: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
+    family = FAMILIES.get(kind)
+    if family is None:  # it may do what none of these does: never read as its nearest relative
+        dense = sorted(FAMILIES.keys() - MIXTURES)
+        near = nearest_name(kind, dense, cutoff=0.7)
+        known = ", ".join(dense)
         ledger.not_yet(f"model_type {kind!r}", f"{near} (of {known})" if near else known)
-        return _llama(kind, config, ledger)
-    keys.check(config, ledger)
-    return own[kind](config, model, ledger) if kind in own else _llama(kind, config, ledger)
+        return FAMILIES["llama"].read(kind, config, model, ledger)
+    keys.check(config, ledger, family.keys)
+    return family.read(kind, config, model, ledger)
 
 
-def _llama(kind: str, config: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
-    activation = first(config, "activation")
-    if activation is not None and str(activation) not in ("silu", "swish"):
-        ledger.not_yet(f"{name_of(config, 'activation')} {activation} in a gated MLP", "silu")
-    everywhere = flag(config, "bias", False, ledger)  # internlm2
-    attention_bias = flag(config, "attention_bias", everywhere, ledger)
-    mlp_bias = flag(config, "mlp_bias", everywhere, ledger)
-    if kind == "baichuan" and first(config, "positions") == config.get("model_max_length"):
-        ledger.not_yet("baichuan with model_max_length instead of max_position_embeddings (ALiBi)", "the 7B's rotary")
-    if attention_bias != mlp_bias:
-        ledger.not_yet(f"attention_bias {attention_bias} with mlp_bias {mlp_bias}".lower(), "the same for both")
-    found: dict[str, Any] = {
-        "ffn": whole(config, "ffn", ledger),
-        "activation": "swiglu",
-        "norm": "rmsnorm",
-        "positions": "rotary",
-        "rope": rope(config, ledger),
-        "tied_embeddings": flag(config, "tie_word_embeddings", False, ledger),
-        "bias": attention_bias and mlp_bias,
-        "qkv_bias": flag(config, "qkv_bias", attention_bias or kind in ("qwen2", "qwen2_moe"), ledger),
-        "dropout": _dropout(config, 0.0, ledger),
-        "attention_dropout": rate(config, "attention_dropout", 0.0, ledger),
-    }
-    return {key: value for key, value in found.items() if value is not None}
-
-
-def _gpt2(config: Mapping[str, Any], model: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
-    _gelu(config, "gelu_new", ledger)
-    return {
-        "ffn": whole(config, "ffn", ledger) or 4 * model["hidden"],
-        "activation": "gelu",
-        "norm": "layernorm",
-        "positions": "learned",
-        "max_positions": model["seq_length"],
-        "tied_embeddings": flag(config, "tie_word_embeddings", True, ledger),
-        "bias": True,
-        "dropout": _dropout(config, 0.1, ledger),
-        "attention_dropout": rate(config, "attn_pdrop", 0.1, ledger),
-    }
-
-
-def _dropout(config: Mapping[str, Any], usual: float, ledger: Ledger) -> float | None:
-    """One rate for embeddings and residuals; two are not forecast."""
-    residual, embedding = config.get("resid_pdrop", usual), config.get("embd_pdrop", usual)
-    if residual != embedding:
-        ledger.not_yet(f"embd_pdrop {embedding} with resid_pdrop {residual}", "the same for both")
-    rate(config, "embd_pdrop", usual, ledger)
-    return rate(config, "resid_pdrop", usual, ledger)
-
-
-def _gelu(config: Mapping[str, Any], nearest: str, ledger: Ledger) -> None:
-    activation = first(config, "activation")
-    if activation is not None and str(activation) not in GELUS:
-        ledger.not_yet(f"{name_of(config, 'activation')} {activation}", nearest)
-
-
-def _bloom(config: Mapping[str, Any], model: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
-    if flag(config, "apply_residual_connection_post_layernorm", False, ledger):
-        ledger.not_yet("apply_residual_connection_post_layernorm", "pre-norm layers")
-    return {
-        "ffn": 4 * model["hidden"],
-        "activation": "gelu",
-        "norm": "layernorm",
-        "positions": "alibi",
-        "embedding_norm": True,
-        "tied_embeddings": flag(config, "tie_word_embeddings", True, ledger),
-        "bias": True,
-        "dropout": rate(config, "hidden_dropout", 0.0, ledger),
-        "attention_dropout": rate(config, "attention_dropout", 0.0, ledger),
-    }
-
-
-def _neox(config: Mapping[str, Any], model: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
-    if flag(config, "use_parallel_residual", True, ledger):
-        ledger.not_yet("attention and MLP in parallel (use_parallel_residual)", "use_parallel_residual false")
-    if not flag(config, "attention_bias", True, ledger):
-        ledger.not_yet("gpt_neox with attention_bias false", "attention_bias true")
-    _gelu(config, "gelu", ledger)
-    return {
-        "ffn": whole(config, "ffn", ledger) or 4 * model["hidden"],
-        "activation": "gelu",
-        "norm": "layernorm",
-        "positions": "rotary",
-        "rope": rope(config, ledger),
-        "tied_embeddings": flag(config, "tie_word_embeddings", False, ledger),
-        "bias": True,
-        "dropout": rate(config, "hidden_dropout", 0.0, ledger),
-        "attention_dropout": rate(config, "attention_dropout", 0.0, ledger),
-    }
-
-
-def _unsupported(kind: str, config: Mapping[str, Any], length: int, ledger: Ledger) -> None:
+def _unsupported(kind: str, config: Mapping[str, Any], ledger: Ledger) -> None:
     _experts(kind, config, ledger)
     if not all(list_of(config, "no_rope_layers", [0] if kind == "smollm3" else [], ledger)):
         ledger.not_yet("layers without rotary embeddings (no_rope_layers)", "rotary embeddings in every layer")
-    if kind in ("qwen3", "qwen3_moe"):
-        ledger.not_yet(f"{kind}'s norms on queries and keys", "a llama or qwen2 configuration")
     if config.get("kv_lora_rank"):
         ledger.not_yet(
             f"latent attention (kv_lora_rank {config['kv_lora_rank']})", "grouped-query attention of the same heads"
         )
+    if config.get("use_bidirectional_attention") not in (None, False):
+        ledger.not_yet("use_bidirectional_attention", "causal attention (use_bidirectional_attention false)")
     if config.get("quantization_config") is not None:
         ledger.not_yet("quantized weights (quantization_config)", "the bf16 model, without quantization_config")
-    kinds = list_of(config, "layer_types", [], ledger)
-    others = sorted({str(k) for k in kinds} - {"full_attention"})
+
+
+LOCAL = ("gemma3_text",)  # layers with a window turn by angles of their own, however long the window is
+PATTERNS = {"gemma2": 2, "gemma3_text": 6}
+"""Every how many-th layer sees everything, where `layer_types` does not say it."""
+
+
+def _windows(kind: str, config: Mapping[str, Any], layers: int, length: int, ledger: Ledger) -> dict[str, Any]:
+    """The window of attention; {} where no layer has one that is shorter than the sequence."""
     window = _window(config, ledger)
-    if others and not (others == ["sliding_attention"] and window is not None and window >= length):
+    kinds = [str(each) for each in list_of(config, "layer_types", [], ledger)]
+    others = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+    if others:
         ledger.not_yet(f"layers of {', '.join(others)} (layer_types)", "full_attention in every layer")
-        return
-    used = flag(config, "use_sliding_window", kind not in ("qwen2", "qwen3"), ledger)
-    if window is not None and used and window < 1:
+        return {}
+    slides = (
+        "sliding_attention" in kinds
+        if kinds
+        else flag(config, "use_sliding_window", not kind.startswith("qwen"), ledger)
+    )
+    if not slides or (window is None and not kinds):
+        return {}
+    if window is None:
+        ledger.problem("layer_types has sliding_attention, but sliding_window is not given; give it")
+        return {}
+    if window < 1:
         ledger.problem(f"sliding_window is {window}; it must be at least 1, or null for full attention")
-    elif window is not None and used and window < length:
+        return {}
+    if window >= length and kind not in LOCAL:
+        return {}
+    every = _full_every(kind, config, kinds, layers, ledger)
+    return {} if every is None else {"window": {"size": window, "full_every": every}}
+
+
+def _first_window(config: Mapping[str, Any], layers: int, ledger: Ledger) -> int:
+    """Layers before the first with a window: Qwen's `max_window_layers`."""
+    value = config.get("max_window_layers")
+    return layers if value is None else ledger.integer(value, "max_window_layers", least=0) or 0
+
+
+def _full_every(kind: str, config: Mapping[str, Any], kinds: list[str], layers: int, ledger: Ledger) -> int | None:
+    """Every how many-th layer sees everything (0: none); None where it is no such pattern."""
+    if not kinds:
+        if kind.startswith("qwen") and (begin := _first_window(config, layers, ledger)) > 0:
+            if begin < layers:
+                ledger.not_yet(
+                    f"a sliding window from layer {begin} of {layers} on (max_window_layers)",
+                    "use_sliding_window false, or max_window_layers 0",
+                )
+            return None
+        pattern = config.get("sliding_window_pattern", config.get("_sliding_window_pattern"))
+        if pattern is None:
+            return PATTERNS.get(kind, 0)
+        return ledger.integer(pattern, "sliding_window_pattern", least=1)
+    full = [number for number, each in enumerate(kinds, 1) if each == "full_attention"]
+    every = full[0] if full else 0
+    if len(kinds) != layers or full != [n for n in range(1, layers + 1) if every and n % every == 0]:
         ledger.not_yet(
-            f"sliding-window attention ({window} of {length} positions)", "full attention (sliding_window null)"
+            "layer_types in no repeated order", "sliding_attention in all layers but every n-th, one value a layer"
         )
+        return None
+    return every
 
 
 def _experts(kind: str, config: Mapping[str, Any], ledger: Ledger) -> None:

@@ -21,7 +21,7 @@ READ = frozenset(
     embd_pdrop rope_theta rope_scaling rope_parameters rotary_emb_base rotary_pct partial_rotary_factor
     apply_residual_connection_post_layernorm use_parallel_residual num_local_experts n_routed_experts num_experts
     moe_num_experts kv_lora_rank quantization_config layer_types sliding_window use_sliding_window no_rope_layers
-    gradient_checkpointing""".split()
+    max_window_layers original_max_position_embeddings gradient_checkpointing activation""".split()
 )
 """Keys that are translated or refused by `plan.huggingface`."""
 
@@ -40,7 +40,7 @@ NO_EFFECT = frozenset(
     unk_token_id sep_token_id mask_token_id decoder_start_token_id summary_activation summary_first_dropout
     summary_proj_to_labels summary_type summary_use_proj classifier_dropout pretraining_tp
     slow_but_exact masked_softmax_fusion bias_dropout_fusion attention_softmax_in_fp32 skip_bias_add skip_bias_add_qkv
-    offset_alibi max_window_layers no_rope_layer_interval original_max_position_embeddings
+    offset_alibi no_rope_layer_interval
     num_experts_per_tok moe_intermediate_size shared_expert_intermediate_size decoder_sparse_step norm_topk_prob
     router_aux_loss_coef router_jitter_noise mlp_only_layers generation_config custom_pipelines""".split()
 )
@@ -65,15 +65,18 @@ USUAL: dict[str, tuple[tuple[object, ...], str]] = {
 """Keys that are accepted at their usual values; at any other the model is not forecast: (values, nearest)."""
 
 
-def check(config: Mapping[str, Any], ledger: Ledger) -> None:
-    """Every key of a language configuration that nobody translates: a note, a refusal or an unknown name."""
+def check(config: Mapping[str, Any], ledger: Ledger, own: frozenset[str]) -> None:
+    """Every key of a language configuration that nobody translates: a note, a refusal or an unknown name. `own`: what
+    its family reads beside the others."""
     for key, value in config.items():
+        if key in own:
+            continue
         if key in USUAL:
             values, nearest = USUAL[key]
             if value not in values:
                 ledger.not_yet(f"{key} {_text(value)}", nearest)
         elif key not in READ and key not in NO_EFFECT:
-            ledger.unknown(key, READ | NO_EFFECT | set(USUAL), "config.json key")
+            ledger.unknown(key, READ | NO_EFFECT | set(USUAL) | own, "config.json key")
     ledger.no_effect((key for key in config if key in NO_EFFECT), "config.json")
     if config.get("gradient_checkpointing"):
         ledger.warn("gradient_checkpointing in a config.json is not the plan; set plan.recompute=full if it is meant")

@@ -14,13 +14,14 @@ ALIASES = {
     "hidden": ("hidden_size", "n_embd", "n_embed", "d_model"),
     "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
     "heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
-    "kv_heads": ("num_key_value_heads", "n_head_kv"),
+    "kv_heads": ("num_key_value_heads", "n_head_kv", "num_kv_heads"),
     "head_dim": ("head_dim",),
     "ffn": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
     "vocab": ("vocab_size",),
     "positions": ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "model_max_length"),
-    "eps": ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"),
-    "activation": ("hidden_act", "activation_function", "hidden_activation"),
+    "eps": ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon"),
+    "activation": ("hidden_act", "activation_function", "hidden_activation", "activation"),
+    "norms": ("num_ln_in_parallel_attn",),
 }
 
 

@@ -139,6 +139,14 @@ class Model:
         """What a pipeline distributes: unit 0 the embedding, 1…L the layers, L+1 the head."""
         return self.layers + 2
 
+    @property
+    def windowed_layers(self) -> int:
+        """Layers that do not see every position before."""
+        window = self.window
+        if window is None or window.size >= self.seq_length:
+            return 0
+        return self.layers - (self.layers // window.full_every if window.full_every else 0)
+
     def padded_vocab(self, tensor_parallel: int = 1) -> int:
         """Vocabulary rows really allocated: V rounded up to a multiple of vocab_multiple · TP (Megatron's rule)."""
         multiple = self.vocab_multiple * tensor_parallel

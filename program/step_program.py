@@ -103,7 +103,7 @@ class StepProgram:
     classes: tuple[RankProgram, ...]
     class_of: tuple[int, ...]
     groups: dict[str, tuple[Group, ...]]
-    degrees: dict[str, int]  # tp, dp, pp, vpp, microbatches, micro_batch_size, seq_length
+    degrees: dict[str, int]  # tp, dp, pp, vpp, microbatches, micro_batch_size, seq_length [, layer_period]
     execution: Execution = Execution()
     rules: dict[str, str] = field(default_factory=dict)
     hash: str = ""

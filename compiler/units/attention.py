@@ -154,7 +154,8 @@ class _Unfused:
         self.draw: dict[str, Any] = {"mask": Draw(p, SITE_PROBABILITIES, square, heads)} if p else {}
         self.dropped = "dropped" if p else "lse"
         hidden = ("outside", (("size", e.window.size),)) if e.window else ("future", ())
-        builder.tensor("c:future", (e.seq, e.seq), "uint8", pool="work", make=hidden)
+        self.hidden = f"c:{hidden[0]}"  # of two kinds of layers two tables
+        builder.tensor(self.hidden, (e.seq, e.seq), "uint8", pool="work", make=hidden)
         if e.alibi:
             given = (("heads", e.whole_heads), ("first", heads), ("scale", self.scale))
             builder.tensor("c:alibi", (e.heads, e.seq, e.seq), e.stat, pool="work", make=("alibi", given))
@@ -179,7 +180,7 @@ class _Unfused:
         return (
             *self._heads("qk"),
             *self._scores(),
-            apply("softmax_forward", "scores c:future", softmax, scale=self.scale, **self.draw),
+            apply("softmax_forward", f"scores {self.hidden}", softmax, scale=self.scale, **self.draw),
             *self._heads("v"),
             apply("bmm", f"{self.dropped} vf", "of", variant="nn"),
             apply("merge_heads", "of", "o", batch=self.shape.batch),

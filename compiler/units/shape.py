@@ -80,11 +80,12 @@ class UnitShape:
         window = self.window
         if window is None:
             return self
-        if window.size >= self.seq or (window.full_every and number % window.full_every == 0):
-            return replace(self, window=None)
-        if self.rope_local_theta is None:
-            return self
-        return replace(self, rope_theta=self.rope_local_theta, rope_scaling=None)
+        if window.full_every and number % window.full_every == 0:
+            return replace(self, window=None, rope_local_theta=None)
+        own = self if window.size < self.seq else replace(self, window=None)
+        if (theta := self.rope_local_theta) is None:
+            return own
+        return replace(own, rope_theta=theta, rope_scaling=None)
 
     @property
     def q(self) -> int:

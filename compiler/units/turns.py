@@ -50,19 +50,21 @@ class Turns:
         for name in (rows, "dqkv"):
             width = builder.tensors[name].dims[1]
             builder.window(f"{name}.turned", name, dims, (e.batch * width, width, e.head_dim, 1), 0, (("tp", "S2"),))
+        local = "" if e.rope_local_theta is None else ".local"  # two kinds of layers have two tables
+        self.tables = {name: f"c:{name}{local}" for name in ("cos", "sin")}
         given: tuple[tuple[str, object], ...] = (("theta", e.rope_theta),)
         if e.rope_scaling is not None:
             given += (("scaling", _numbers(e.rope_scaling, e.seq)),)
         for name in ("cos", "sin"):
-            builder.tensor(f"c:{name}", (e.seq, e.rope_width // 2), e.stat, pool="work", make=(f"rope_{name}", given))
+            builder.tensor(self.tables[name], (e.seq, e.rope_width // 2), e.stat, pool="work", make=(f"rope_{name}", given))
 
     def forward(self) -> tuple[Apply, ...]:
         """Queries and keys are turned in place."""
-        return (apply("rope_forward", f"{self.rows}.turned c:cos c:sin"),)
+        return (apply("rope_forward", f"{self.rows}.turned {' '.join(self.tables.values())}"),)
 
     def backward(self) -> tuple[Apply, ...]:
         """Their gradients are turned back."""
-        return (apply("rope_backward", "dqkv.turned c:cos c:sin"),)
+        return (apply("rope_backward", f"dqkv.turned {' '.join(self.tables.values())}"),)
 
 
 def _numbers(scaling: RopeScaling, seq: int) -> tuple[object, ...]:

@@ -128,7 +128,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         "model.window",
-        lambda run: "with attention cudnn" if _windowed(run) and run.plan.attention == "cudnn" else "",
+        lambda run: "with attention cudnn" if run.model.windowed_layers and run.plan.attention == "cudnn" else "",
         ("",),
         "attention: flash",
     ),
@@ -156,10 +156,6 @@ def _norm_place(model: Model) -> str:
     """A bias would stand between the product and its norm."""
     biased = model.norm_place != "input" and (model.out_bias or model.mlp_bias)
     return f"{model.norm_place} with biases before it" if biased else model.norm_place
-
-
-def _windowed(run: Run) -> bool:
-    return any(run.model.layer_window(layer) is not None for layer in range(1, run.model.layers + 1))
 
 
 def _gathers(run: Run) -> Zero:

@@ -40,7 +40,7 @@ def _of_program(program: StepProgram) -> Iterator[str]:
     for rank, class_ in enumerate(program.class_of):
         if not _within(class_, len(program.classes)):
             yield f"rank {rank} is of class {class_}, of which there are {len(program.classes)}"
-    for key in DEGREES:
+    for key in dict.fromkeys((*DEGREES, *program.degrees)):
         if not isinstance(program.degrees.get(key), int) or program.degrees[key] < 1:
             yield f"degree {key} is {program.degrees.get(key)}; it should be 1 or more"
     for role, groups in program.groups.items():

@@ -54,11 +54,13 @@ def prove_values(program: StepProgram) -> None:
 
 
 class Alike:
-    """What a piece of a layer declares and computes, all layers do, in every block."""
+    """What a piece of a layer declares and computes, all layers do, in every block; of two kinds of layers, those of its
+    kind."""
 
     def __init__(self, program: StepProgram) -> None:
         units = [i.unit for s in program.classes for b in s.blocks for i in b.instructions if i.phase != "step"]
         self.last = max(units, default=0)
+        self.period = program.degrees.get("layer_period", 1)
         self.known: dict[tuple[Any, ...], Instruction] = {}
         self.sealed: dict[int, str] = {}
 
@@ -73,7 +75,7 @@ class Alike:
             return None
         if i.values.seal and (i.lines is None or i.lines.seal != i.values.seal):
             return "its lines are not those of what it declares"
-        where = i.unit if i.unit in (0, self.last) else -1
+        where = i.unit if i.unit in (0, self.last) else -1 - (i.unit % self.period == 0)
         like = self.known.setdefault(("F" if i.phase == "R" else i.phase, i.kind, where, i.piece), i)
         for what in ("lines", "values"):
             mine, theirs = getattr(i, what), getattr(like, what)

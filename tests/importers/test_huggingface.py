@@ -118,15 +118,20 @@ def test_qwen2_biases_qkv_alone() -> None:
         ({"model_type": "qwen3_moe", "num_experts": 0}, "mixture of experts (0 experts)"),
         ({"model_type": "qwen2_moe", "num_experts": 1}, "a shared expert"),
         ({"model_type": "mixtral", "num_local_experts": 1, "moe_intermediate_size": 8}, "moe_intermediate_size 8"),
-        ({"model_type": "mistral", "sliding_window": 4096}, "sliding-window attention (4096 of 8192"),
-        ({"model_type": "qwen3"}, "norms on queries and keys"),
-        ({"model_type": "gemma2"}, "model_type 'gemma2'"),
+        ({"model_type": "gemma4"}, "model_type 'gemma4'"),
         ({"model_type": "t5", "hidden_act": "relu"}, "model_type 't5'"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope scaling of type yarn"),
-        ({"attention_bias": True}, "attention_bias true with mlp_bias false"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4}}, "rope scaling of type dynamic"),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 64, "max_window_layers": 28},
+            "layer 28",
+        ),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"model_type": "opt", "do_layer_norm_before": False, "hidden_act": "relu"}, "do_layer_norm_before false"),
+        ({"model_type": "opt", "word_embed_proj_dim": 512, "hidden_act": "relu"}, "embeddings of another width"),
         ({"model_type": "deepseek_v3", "kv_lora_rank": 512}, "latent attention (kv_lora_rank 512)"),
         ({"quantization_config": {"bits": 4}}, "quantized weights"),
-        ({"layer_types": ["sliding_attention", "full_attention"]}, "layers of sliding_attention (layer_types)"),
+        ({"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64}, "in no repeated order"),
+        ({"layer_types": ["chunked_attention"]}, "layers of chunked_attention (layer_types)"),
     ],
 )
 def test_what_the_model_cannot_express(change: dict[str, Any], words: str) -> None:
@@ -136,12 +141,72 @@ def test_what_the_model_cannot_express(change: dict[str, Any], words: str) -> No
     assert any(words in sentence for sentence in ledger.not_forecast)
 
 
+@pytest.mark.parametrize(
+    ("change", "window"),
+    [
+        ({"model_type": "mistral", "sliding_window": 4096}, {"size": 4096, "full_every": 0}),
+        ({"model_type": "mistral", "sliding_window": 8192}, None),
+        ({"model_type": "mistral", "sliding_window": None}, None),
+        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28}, None),
+        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 32}, None),
+        (
+            {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 0},
+            {"size": 4096, "full_every": 0},
+        ),
+        ({"model_type": "gemma2", "hidden_act": None, "sliding_window": 4096}, {"size": 4096, "full_every": 2}),
+        (
+            {"layer_types": ["sliding_attention", "full_attention"] * 16, "sliding_window": 64},
+            {"size": 64, "full_every": 2},
+        ),
+        ({"model_type": "gemma3_text", "hidden_act": None, "sliding_window": 512}, {"size": 512, "full_every": 6}),
+    ],
+)
+def test_which_layers_have_a_window(change: dict[str, Any], window: dict[str, int] | None) -> None:
+    """By the family's pattern, or by layer_types; a window as long as the sequence is none."""
+    ledger = Ledger()
+    assert model_section(LLAMA | change, ledger).get("window") == window
+    assert (ledger.problems, ledger.not_forecast) == ([], [])
+
+
+def test_biases_of_attention_and_mlp_are_read_apart() -> None:
+    """Of a llama's four products with attention_bias: three and one."""
+    model = model_section(LLAMA | {"attention_bias": True}, Ledger())
+    assert model["bias"] == {"qkv": True, "out": True, "mlp": False}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "expected"),
+    [
+        ({"type": "yarn", "factor": 4.0}, {"factor": 4.0, "original_max_positions": 8192}),
+        (
+            {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048, "mscale": 1, "mscale_all_dim": 1},
+            {"factor": 4.0, "original_max_positions": 2048, "attention_factor": 1.0},
+        ),
+        (
+            {"type": "su", "short_factor": [1.0], "long_factor": [2.0], "original_max_position_embeddings": 4096},
+            {"factor": 2.0, "original_max_positions": 4096, "short_factor": [1.0], "long_factor": [2.0]},
+        ),
+    ],
+)
+def test_long_rotary_scalings_are_filled_in_as_transformers_does(scaling: dict[str, Any], expected: Any) -> None:
+    """The factor of LongRoPE is the longest length over the original one."""
+    kind = {"yarn": "yarn", "su": "longrope"}[scaling["type"]]
+    assert model_section(LLAMA | {"rope_scaling": scaling}, Ledger())["rope"]["scaling"] == {"kind": kind} | expected
+
+
+def test_a_cap_on_scores_says_which_kernel_runs() -> None:
+    """transformers trains Gemma 2 with eager attention."""
+    ledger = Ledger()
+    model_section(LLAMA | {"model_type": "gemma2", "hidden_act": None}, ledger)
+    assert any("scores are capped at 50, so attention is unfused" in warning for warning in ledger.warnings)
+
+
 def test_one_expert_is_a_dense_model() -> None:
     """A mixture that says so is read; the types themselves are not offered as the nearest."""
     ledger = Ledger()
     assert model_section(LLAMA | {"model_type": "mixtral", "num_local_experts": 1}, ledger)["ffn"] == 14336
     assert not ledger.not_forecast
-    model_section(LLAMA | {"model_type": "gemma2"}, ledger)
+    model_section(LLAMA | {"model_type": "gemma4"}, ledger)
     assert not any("mixtral" in sentence or "moe" in sentence for sentence in ledger.not_forecast)
 
 

@@ -62,7 +62,7 @@ def test_an_unknown_key_names_the_nearest() -> None:
 
 def test_unknown_keys_of_a_refused_architecture_are_not_listed() -> None:
     """It is refused as a whole."""
-    assert not read(LLAMA | {"model_type": "gemma2", "query_pre_attn_scalar": 256}).unknowns
+    assert not read(LLAMA | {"model_type": "gemma4", "query_pre_attn_scalar": 256}).unknowns
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_unknown_keys_of_a_refused_architecture_are_not_listed() -> None:
     [
         ({"rope_type": "llama3", "factor": 8.0}, "lacks low_freq_factor, high_freq_factor, original_max_position_"),
         ({"type": "linear"}, "rope_scaling of type linear lacks factor"),
-        ({"factor": 8.0}, "rope_scaling has factor but no rope_type; add it (linear or llama3)"),
+        ({"factor": 8.0}, "rope_scaling has factor but no rope_type; add it (linear or llama3 or yarn or longrope)"),
     ],
 )
 def test_half_a_rope_scaling_names_what_is_missing(scaling: dict[str, Any], words: str) -> None:

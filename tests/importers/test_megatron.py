@@ -90,6 +90,12 @@ def test_plan_flags(tmp_path: Path, flags: str, keys: dict[str, object]) -> None
         ("--pad-vocab-size-to 250880", {"vocab": 250880, "vocab_multiple": 1}),
         ("--vocab-size 1000 --make-vocab-size-divisible-by 8", {"vocab": 1000, "vocab_multiple": 8}),
         ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model meta-llama/Meta-Llama-3-8B", {"vocab": 128256}),
+        ("--squared-relu", {"activation": "relu2"}),
+        ("--glu-activation geglu", {"activation": "geglu"}),
+        ("--position-embedding-type rope --rotary-percent 0.25", {"rope": {"theta": 10000, "fraction": 0.25}}),
+        ("--window-size 31,0", {"window": {"size": 32, "full_every": 0}}),
+        ("--window-size '(31, 0)' --window-attn-skip-freq 4", {"window": {"size": 32, "full_every": 4}}),
+        ("--qk-layernorm --normalization RMSNorm", {"qk_norm": "head"}),
     ],
 )
 def test_model_flags(tmp_path: Path, flags: str, keys: dict[str, object]) -> None:

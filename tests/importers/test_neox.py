@@ -63,6 +63,18 @@ def test_llama_7b(tmp_path: Path) -> None:
     assert (run.plan.precision, run.plan.attention, run.model.norm_eps) == ("bf16", "unfused", 1e-8)
 
 
+def test_the_form_of_a_layer(tmp_path: Path) -> None:
+    """GPT-NeoX-20B's parallel residual on a quarter of each head, biases of the MLP alone, a window."""
+    keys = {"gpt_j_residual": True, "rotary_pct": 0.25, "use_bias_in_mlp": True, "sliding_window_width": 255}
+    model = imported(tmp_path, json.dumps(LLAMA | keys), "x.yml", cluster="dgx-a100-80gb", nodes=1).run_dict["model"]
+    assert (model["parallel_residual"], model["shared_norm"], model["rope"]["fraction"]) == (True, False, 0.25)
+    assert (model["bias"], model["window"]) == ({"qkv": False, "out": False, "mlp": True}, 256)
+    tied = imported(
+        tmp_path, json.dumps(LLAMA | keys | {"gpt_j_tied": True}), "y.yml", cluster="dgx-a100-80gb", nodes=1
+    )
+    assert tied.run_dict["model"]["shared_norm"] is True
+
+
 def test_kernels_that_are_not_fused_are_said(tmp_path: Path) -> None:
     """Fusions are off by default in GPT-NeoX and on in the forecast; those that the model cannot use are no loss."""
     request = {"cluster": "dgx-a100-80gb", "nodes": 1}

@@ -66,6 +66,36 @@ def test_tied_embeddings_are_counted_once_and_embedding_norm_adds_2h() -> None:
     assert model_of(**GPT, embedding_norm=True).parameters() - base.parameters() == 2 * 768
 
 
+def test_norms_and_biases_of_other_families_are_counted() -> None:
+    """By hand: of heads 2·d, of projections q + kv, behind branches two more, of a shared norm one fewer."""
+    base = model_of(**LLAMA)
+
+    def more(**numbers: object) -> int:
+        return model_of(**{**LLAMA, **numbers}).layer_parameters() - base.layer_parameters()
+
+    assert (more(qk_norm="head"), more(qk_norm="projection")) == (2 * 8, 64 + 16)
+    assert (more(norm_place="output"), more(norm_place="both")) == (0, 2 * 64)
+    assert (more(parallel_residual=True), more(parallel_residual=True, shared_norm=True)) == (0, -64)
+    assert more(bias={"qkv": True, "out": False, "mlp": False}) == 64 + 2 * 16
+    assert more(bias={"qkv": False, "out": True, "mlp": True}) == 64 + 2 * 172 + 64
+    assert more(activation="geglu") == 0
+    assert more(activation="relu2") == -64 * 172
+
+
+@pytest.mark.parametrize("bias", [{"qkv": True, "out": False, "mlp": False}, {"qkv": True, "out": False, "mlp": True}])
+def test_a_run_file_gives_back_every_key_of_a_family(bias: dict[str, bool]) -> None:
+    numbers = {
+        **LLAMA, "bias": bias, "window": {"size": 4, "full_every": 2}, "attention_softcap": 50, "logit_softcap": 30.0,
+        "attention_scale": 0.25, "embedding_scale": 8, "qk_norm": "head", "activation": "geglu",
+        "rope": {"theta": 1e6, "local_theta": 1e4, "fraction": 0.5,
+                 "scaling": {"kind": "longrope", "factor": 4, "short_factor": [1, 1], "long_factor": [2, 3]}},
+    }  # fmt: skip
+    run = load({"model": numbers, "cluster": "cpu", "plan": {}})
+    assert load(run.to_dict()) == run
+    assert [run.model.layer_window(layer) for layer in (1, 2)] == [4, None]
+    assert run.plan.attention == "unfused"
+
+
 def test_positions_that_are_not_learned_cost_nothing() -> None:
     learned = model_of(**GPT).parameters()
     for kind in ("rotary", "alibi"):

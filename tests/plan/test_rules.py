@@ -257,6 +257,32 @@ def test_nearest_plans_are_legal_themselves() -> None:
         assert load(merge(BASE, merge(over, {"plan": plan}))).plan.world == 1024
 
 
+@pytest.mark.parametrize(
+    ("over", "words"),
+    [
+        ({"attention_softcap": 50}, "attention_softcap 50 needs attention: unfused, but it is flash"),
+        ({"shared_norm": True}, "shared_norm: true needs parallel_residual: true"),
+        ({"rope": {"local_theta": 1e4}}, "rope.local_theta 10000 is of layers with a window, but window is none"),
+        ({"positions": "rotary", "rope": {"fraction": 0.01}}, "columns are pairs; nearest"),
+        (
+            {"positions": "rotary", "rope": {"scaling": {"kind": "longrope", "factor": 2, "short_factor": [1]}}},
+            "rope.scaling.short_factor has 1 factors, but",
+        ),
+        ({"qk_norm": "projection"}, "qk_norm projection with tensor_parallel 2 is not yet forecast"),
+        ({"qk_norm": "head"}, "qk_norm head with tensor_parallel 2 without sequence_parallel is not yet forecast"),
+        ({"parallel_residual": True, "dropout": 0.1}, "parallel_residual true with dropout 0.1 is not yet forecast"),
+        ({"norm_place": "output", "bias": True}, "norm_place output with biases before it is not yet forecast"),
+        ({"window": 0}, "model.window is 0; it must be"),
+        ({"window": "wide"}, "model.window is 'wide'; it must be"),
+        ({"bias": {"kqv": True}}, "unknown key model.bias.kqv"),
+    ],
+)
+def test_the_forms_of_a_layer_that_contradict_each_other_or_are_not_forecast(over: dict[str, Any], words: str) -> None:
+    plan = {"attention": "flash", "tensor_parallel": 2}
+    said = problems_of({"model": over, "plan": plan})
+    assert any(words in problem for problem in said), said
+
+
 def test_absurdly_large_numbers_are_answered_at_once() -> None:
     plan = {"pipeline_parallel": 7, "virtual_pipeline": 11, "global_batch_size": 10**12 - 11, "pipeline_layout": "even"}
     assert len(problems_of({"model": {"layers": 10**12}, "plan": plan})) == 5

@@ -23,6 +23,14 @@ from windtunnel.job import job_of, text_of
 
 DROPPED = {"dropout": 0.1, "attention_dropout": 0.1}
 UNFUSED = {"attention": "unfused"}
+GEMMA = {
+    **LLAMA, "qk_norm": "head", "norm_place": "both", "activation": "geglu", "embedding_scale": 3.0, "window": 5,
+    "attention_scale": 0.25, "attention_softcap": 4.0, "logit_softcap": 3.0,
+}  # fmt: skip
+FALCON = {
+    **GPT, "positions": "rotary", "parallel_residual": True, "shared_norm": True, "kv_heads": 1, "bias": False,
+    "activation": "relu",
+}  # fmt: skip
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "llama": (LLAMA, {}),
     "llama-unfused": (LLAMA, UNFUSED),
@@ -35,6 +43,14 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "autograd": (GPT, {"implementation": "deepspeed"}),
     "autograd-dropout": ({**GPT, **DROPPED}, {"implementation": "deepspeed", **UNFUSED}),
     "autograd-alibi": ({**GPT, "positions": "alibi"}, {"implementation": "deepspeed", **UNFUSED}),
+    "qk-norm-window": ({**LLAMA, "qk_norm": "head", "window": 5}, {}),
+    "qk-projection-out-norm": ({**LLAMA, "qk_norm": "projection", "norm_place": "output"}, {}),
+    "gemma": (GEMMA, UNFUSED),
+    "gemma-chunks": (GEMMA, {**UNFUSED, "loss_chunks": 2}),
+    "neox": ({**GPT, "positions": "rotary", "rope": {"fraction": 0.5}, "parallel_residual": True}, {}),
+    "falcon": (FALCON, {}),
+    "falcon-relu2": ({**FALCON, "activation": "relu2", "bias": {"qkv": True, "out": False, "mlp": True}}, UNFUSED),
+    "autograd-gemma": (GEMMA, {"implementation": "deepspeed", **UNFUSED}),
     "autograd-llama": (LLAMA, {"implementation": "deepspeed", **UNFUSED}),
 }
 

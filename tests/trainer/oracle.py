@@ -72,7 +72,7 @@ def mean_loss(model: Model, w: Weights, grid: Tensor, seed: int, step: int) -> T
 
 def logits_of(model: Model, w: Weights, tokens: Tensor, seed: int = 0, step: int = 0) -> Tensor:
     """(batch, seq, vocab)."""
-    x = F.embedding(tokens, w["embed.tokens.weight"])
+    x = F.embedding(tokens, w["embed.tokens.weight"]) * model.embedding_scale
     if model.positions == "learned":
         x = x + w["embed.positions.weight"][: tokens.shape[1]]
     if model.embedding_norm:
@@ -80,12 +80,27 @@ def logits_of(model: Model, w: Weights, tokens: Tensor, seed: int = 0, step: int
     x = _drop(model.dropout, x, (seed, step, 0, 0))
     for layer in range(model.layers):
         base, unit = f"layers.{layer}", layer + 1
-        attended = _attention(model, w, f"{base}.attn", _norm(model, w, f"{base}.attn.norm", x), (seed, step, unit))
-        x = x + _drop(model.dropout, attended, (seed, step, unit, 1))
-        fed = _feed_forward(model, w, f"{base}.mlp", _norm(model, w, f"{base}.mlp.norm", x))
+        attended = _attention(model, w, f"{base}.attn", _into(model, w, f"{base}.attn", x), (seed, step, unit))
+        attended = _out_of(model, w, f"{base}.attn", attended)
+        before, x = x, x + _drop(model.dropout, attended, (seed, step, unit, 1))
+        reads, norm = before if model.parallel_residual else x, "attn" if model.shared_norm else "mlp"
+        fed = _feed_forward(model, w, f"{base}.mlp", _into(model, w, f"{base}.{norm}", reads))
+        fed = _out_of(model, w, f"{base}.mlp", fed)
         x = x + _drop(model.dropout, fed, (seed, step, unit, 2))
     table = w["embed.tokens.weight"] if model.tied_embeddings else w["head.weight"]
-    return F.linear(_norm(model, w, "head.norm", x), table)
+    return _capped(model.logit_softcap, F.linear(_norm(model, w, "head.norm", x), table))
+
+
+def _capped(cap: float | None, x: Tensor) -> Tensor:
+    return x if cap is None else cap * torch.tanh(x / cap)
+
+
+def _into(model: Model, w: Weights, base: str, x: Tensor) -> Tensor:
+    return x if model.norm_place == "output" else _norm(model, w, f"{base}.norm", x)
+
+
+def _out_of(model: Model, w: Weights, base: str, x: Tensor) -> Tensor:
+    return x if model.norm_place == "input" else _norm(model, w, f"{base}.out_norm", x)
 
 
 def _norm(model: Model, w: Weights, base: str, x: Tensor) -> Tensor:
@@ -98,9 +113,10 @@ def _feed_forward(model: Model, w: Weights, base: str, x: Tensor) -> Tensor:
     u = F.linear(x, w[f"{base}.up.weight"], w.get(f"{base}.up.bias"))
     if model.gated:
         gate, up = u.split(model.ffn, dim=-1)
-        a = F.silu(gate) * up
+        a = (F.silu(gate) if model.activation == "swiglu" else F.gelu(gate, approximate="tanh")) * up
     else:
-        a = F.gelu(u, approximate="tanh")
+        a = F.gelu(u, approximate="tanh") if model.activation == "gelu" else F.relu(u)
+        a = a.square() if model.activation == "relu2" else a
     return F.linear(a, w[f"{base}.down.weight"], w.get(f"{base}.down.bias"))
 
 
@@ -108,16 +124,23 @@ def _attention(model: Model, w: Weights, base: str, x: Tensor, stream: tuple[int
     batch, length, _ = x.shape
     fused = F.linear(x, w[f"{base}.qkv.weight"], w.get(f"{base}.qkv.bias"))
     q, k, v = fused.split([model.attention_width, model.kv_width, model.kv_width], dim=-1)
+    if model.qk_norm == "projection":
+        q, k = _normed(model, w, base, q, k)
     q, k, v = (t.view(batch, length, -1, model.head_dim).transpose(1, 2) for t in (q, k, v))
+    if model.qk_norm == "head":
+        q, k = _normed(model, w, base, q, k)
     if model.positions == "rotary":
         q, k = _rotate(model, q), _rotate(model, k)
     times = model.heads // model.kv_heads
     k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
-    scores = q @ k.transpose(-1, -2) / math.sqrt(model.head_dim)
+    scores = _capped(model.attention_softcap, q @ k.transpose(-1, -2) * (model.attention_scale or model.head_dim**-0.5))
     if model.positions == "alibi":
         distance = torch.arange(length)[None, :] - torch.arange(length)[:, None]
         scores = scores + (_slopes(model.heads)[:, None, None] * distance).to(scores.dtype)
     future = torch.ones(length, length, dtype=torch.bool).triu(1)
+    size = model.layer_window(stream[2])
+    if size is not None:
+        future |= torch.ones(length, length, dtype=torch.bool).tril(-size)
     p = scores.masked_fill(future, float("-inf")).softmax(-1)
     if model.attention_dropout:
         query = torch.arange(batch)[:, None, None, None] * length + torch.arange(length)[None, None, :, None]
@@ -125,6 +148,12 @@ def _attention(model: Model, w: Weights, base: str, x: Tensor, stream: tuple[int
         p = _masked(model.attention_dropout, p, (*stream, 3), query, element)
     out = (p @ v).transpose(1, 2).reshape(batch, length, -1)
     return F.linear(out, w[f"{base}.out.weight"], w.get(f"{base}.out.bias"))
+
+
+def _normed(model: Model, w: Weights, base: str, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    eps = model.norm_eps
+    q, k = (F.rms_norm(t, t.shape[-1:], w[f"{base}.{n}_norm.weight"], eps) for n, t in (("q", q), ("k", k)))
+    return q, k
 
 
 def _slopes(heads: int) -> Tensor:
@@ -142,12 +171,13 @@ def _slopes(heads: int) -> Tensor:
 
 
 def _rotate(model: Model, x: Tensor) -> Tensor:
-    half = model.head_dim // 2
+    x, rest = x[..., : model.rope_width], x[..., model.rope_width :]
+    half = model.rope_width // 2
     plain = [model.rope_theta ** (-i / half) for i in range(half)]
     inverse = torch.tensor([_stretched(model, frequency) for frequency in plain], dtype=torch.float64)
     turn = torch.outer(torch.arange(x.shape[2], dtype=torch.float64), inverse)
     cos, sin = torch.cat((turn, turn), -1).cos().to(x.dtype), torch.cat((turn, turn), -1).sin().to(x.dtype)
-    return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+    return torch.cat((x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin, rest), -1)
 
 
 def _stretched(model: Model, frequency: float) -> float:

@@ -49,6 +49,8 @@ def test_a_declared_backward_is_the_gradient_of_its_declared_forward(variant: st
         lined.run(part, forward)
     if name == "head":
         logits = forward["y"] @ values["w:head.weight"].t()
+        if (cap := run.model.logit_softcap) is not None:
+            logits = cap * torch.tanh(logits / cap)
         scale = values["targets"].numel() / (run.plan.global_batch_size * run.model.seq_length)
         targets = values["targets"]
         out = torch.nn.functional.cross_entropy(logits[:, : run.model.vocab], targets) * scale

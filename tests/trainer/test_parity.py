@@ -20,7 +20,29 @@ from tests.trainer.ranks import GPT, LLAMA, assemble, initial_weights, make_run,
 STEPS = 10
 BLOOM = GPT | {"positions": "alibi", "embedding_norm": True, "heads": 6, "head_dim": 8}
 MODELS = {"llama": LLAMA, "gpt": GPT}
-EVERY = MODELS | {"bloom": BLOOM}
+GEMMA = LLAMA | {
+    "qk_norm": "head",
+    "norm_place": "both",
+    "activation": "geglu",
+    "embedding_scale": 3.0,
+    "attention_scale": 0.25,
+    "attention_softcap": 4.0,
+    "logit_softcap": 3.0,
+    "tied_embeddings": True,
+    "window": {"size": 5, "full_every": 2},
+}
+OLMO = LLAMA | {"norm_place": "output", "qk_norm": "projection", "window": 7}
+NEOX = GPT | {"positions": "rotary", "rope": {"fraction": 0.5}, "parallel_residual": True, "tied_embeddings": False}
+FALCON = GPT | {
+    "positions": "rotary",
+    "parallel_residual": True,
+    "shared_norm": True,
+    "bias": {"qkv": False, "out": False, "mlp": True},
+    "kv_heads": 2,
+    "activation": "relu2",
+}
+FAMILIES = {"gemma": GEMMA, "neox": NEOX, "falcon": FALCON}
+EVERY = MODELS | {"bloom": BLOOM, "olmo": OLMO} | FAMILIES
 TP2, PP2, DP2 = {"tensor_parallel": 2, "micro_batch_size": 4}, {"pipeline_parallel": 2}, {"data_parallel": 2}
 SP = {"sequence_parallel": True}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -261,6 +283,38 @@ APART: dict[str, dict[str, Any]] = {
 def test_weight_gradients_apart_from_input_gradients_change_nothing(pool: Pool, model: str, layout: str) -> None:
     """zb-h1: tied (gpt) and untied (llama) embeddings, gathered again under sequence parallelism."""
     _hold(pool, model, APART[layout])
+
+
+OF_FAMILIES: dict[str, dict[str, Any]] = {
+    "tp2-sp": TP2 | SP,
+    "tp2-pp2-zb-h1": APART["tp2-pp2-sp"],
+    "zero3-tp2-sp-full": ZERO3 | TP2 | SP | {"micro_batch_size": 2, "recompute": "full"},
+    "single": {},
+    "selective-zero1": DP2 | {"zero_stage": 1, "recompute": "selective"},
+    "fsdp": FSDP,
+    "zero3-loss-chunks": ZERO3 | {"loss_chunks": 4},
+    "pp2-tp2": PP2 | TP2 | SP | {"micro_batch_size": 2},
+    "deepspeed-zero2": ZERO2 | {"implementation": "deepspeed"},
+    "interleaved": INTERLEAVED,
+}
+
+
+@crossed(layout=OF_FAMILIES, model=FAMILIES)
+def test_other_families_train_as_the_reference_does(pool: Pool, model: str, layout: str) -> None:
+    """Norms of heads and behind branches, windows in every second layer and caps; parallel residuals of two norms and of
+    one. Under tensor parallelism alone the norms of heads would owe a sum, and are refused."""
+    unfused = {"attention": "unfused"} if model == "gemma" else {}
+    _hold(pool, model, OF_FAMILIES[layout] | unfused)
+
+
+@pytest.mark.parametrize("model", ["neox", "falcon"])
+def test_a_parallel_residual_without_sequence_parallelism(pool: Pool, model: str) -> None:
+    _hold(pool, model, TP2 | {"sequence_parallel": False})
+
+
+@pytest.mark.parametrize("layout", ["dp2-pp2", "single"])
+def test_norms_of_whole_projections_behind_windows(pool: Pool, layout: str) -> None:
+    _hold(pool, "olmo", LAYOUTS[layout])
 
 
 def test_weight_gradients_apart_drop_the_same_elements(pool: Pool) -> None:

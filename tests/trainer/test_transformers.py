@@ -1,7 +1,6 @@
 """An oracle from outside: logits, loss and gradients of the Llama and GPT-2 layouts equal transformers' own models on
 copied weights."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,85 +9,8 @@ import torch
 
 import kernels
 import trainer
-from compiler import compile_run
-from plan.run import Run
-from program import expand
-from tests.trainer.ranks import GPT, LLAMA, make_run, text
-from trainer.executor import Executor
-from trainer.streams import Op
-from windtunnel.job import job_of
-
-Tensor = torch.Tensor
-TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5}
-
-
-def _ours(run: Run) -> tuple[Executor, Tensor, float]:
-    """(executor after one step without clipping, logits (batch, seq, padded vocabulary), loss)."""
-    seen: list[Tensor] = []
-
-    program = compile_run(run)
-    executor = Executor(program, job_of(run), 0, {}, text(run))
-    place = {p.id: p for p in expand(executor.mine)}
-
-    def watched(op: Op) -> Op:
-        at = place[op.id]
-
-        def action() -> None:
-            seen.append(executor.storage.tensor(executor.storage.place(at.call, at.instruction.reads[0])).clone())
-            op.run()
-
-        return replace(op, run=action) if at.instruction.piece == "head.exp" else op
-
-    executor.ops = [watched(op) for op in executor.ops]
-    weights = {name: w.clone() for name, w in executor.parameters().items()}
-    result = executor.step(0)
-    executor.close()
-    for name, w in executor.parameters().items():
-        w.copy_(weights[name])
-    batch, seq = run.plan.micro_batch_size, run.model.seq_length
-    return executor, seen[0].view(seq, batch, -1).transpose(0, 1), result.loss
-
-
-def _hold(run: Run, theirs: torch.nn.Module, pairs: dict[str, tuple[list[str], bool]]) -> None:
-    """`pairs`: our parameter → (theirs, concatenated along rows; whether theirs is transposed)."""
-    executor, logits, loss = _ours(run)
-    tolerance, vocab = TOLERANCE[run.plan.precision], run.model.vocab
-    named = dict(theirs.named_parameters())
-    ours, gradients = executor.parameters(), executor.storage.gradients()
-    with torch.no_grad():
-        for name, (targets, transposed) in pairs.items():
-            full = _cut(name, ours[name], vocab)
-            for target, part in zip(targets, full.split([_rows(named[t], transposed) for t in targets]), strict=True):
-                named[target].copy_(part.t() if transposed else part)
-    grid = text(run).batch(0, tuple(range(run.plan.global_batch_size)))
-    out = theirs(grid[:, :-1])
-    expected = torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), grid[:, 1:].flatten())
-    expected.backward()
-    assert torch.allclose(logits[..., :vocab], out.logits.detach(), atol=tolerance, rtol=tolerance)
-    assert loss == pytest.approx(float(expected.detach()), rel=tolerance)
-    for name, (targets, transposed) in pairs.items():
-        want = torch.cat([named[t].grad.t() if transposed else named[t].grad for t in targets])
-        got = _cut(name, gradients[name], vocab)
-        assert torch.allclose(
-            got, want, atol=tolerance * float(want.abs().max()) + 1e-7 * (tolerance > 1e-6), rtol=tolerance
-        ), name
-
-
-def _cut(name: str, tensor: Tensor, vocab: int) -> Tensor:
-    return tensor[:vocab] if name in ("embed.tokens.weight", "head.weight") else tensor
-
-
-def _rows(tensor: Tensor, transposed: bool) -> int:
-    return tensor.shape[1] if transposed else tensor.shape[0]
-
-
-def _run(model: dict[str, Any], precision: str) -> Run:
-    """One micro-batch, so that its logits are the whole batch's; no clipping, which would scale the gradients in
-    place."""
-    raw = make_run(model, {"precision": precision, "micro_batch_size": 4, "global_batch_size": 4}).to_dict()
-    from plan.run import load
-
-    return load(raw | {"optimizer": raw["optimizer"] | {"clip_norm": 0.0}})
+from tests.trainer.copied import Pair, hold, one_batch
+from tests.trainer.ranks import GPT, LLAMA
 
 
 @pytest.mark.parametrize("scaling", [None, "llama3"])
@@ -102,7 +24,7 @@ def test_llama_equals_transformers(scaling: str | None) -> None:
         shape = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
         rope["scaling"] = {"kind": "llama3", **shape, "original_max_positions": 8}
         theirs = {"rope_type": "llama3", "rope_theta": 10000.0, **shape, "original_max_position_embeddings": 8}
-    run = _run(LLAMA | {"rope": rope}, "fp32")
+    run = one_batch(LLAMA | {"rope": rope}, "fp32")
     m = run.model
     config = LlamaConfig(
         vocab_size=m.vocab,
@@ -120,28 +42,28 @@ def test_llama_equals_transformers(scaling: str | None) -> None:
     )
     model = LlamaForCausalLM(config)
     pairs = {
-        "embed.tokens.weight": (["model.embed_tokens.weight"], False),
-        "head.weight": (["lm_head.weight"], False),
-        "head.norm.weight": (["model.norm.weight"], False),
+        "embed.tokens.weight": Pair(("model.embed_tokens.weight",)),
+        "head.weight": Pair(("lm_head.weight",)),
+        "head.norm.weight": Pair(("model.norm.weight",)),
     }
     for i in range(m.layers):
         ours, base = f"layers.{i}", f"model.layers.{i}"
         pairs |= {
-            f"{ours}.attn.norm.weight": ([f"{base}.input_layernorm.weight"], False),
-            f"{ours}.attn.qkv.weight": ([f"{base}.self_attn.{p}_proj.weight" for p in "qkv"], False),
-            f"{ours}.attn.out.weight": ([f"{base}.self_attn.o_proj.weight"], False),
-            f"{ours}.mlp.norm.weight": ([f"{base}.post_attention_layernorm.weight"], False),
-            f"{ours}.mlp.up.weight": ([f"{base}.mlp.gate_proj.weight", f"{base}.mlp.up_proj.weight"], False),
-            f"{ours}.mlp.down.weight": ([f"{base}.mlp.down_proj.weight"], False),
+            f"{ours}.attn.norm.weight": Pair((f"{base}.input_layernorm.weight",)),
+            f"{ours}.attn.qkv.weight": Pair(tuple(f"{base}.self_attn.{p}_proj.weight" for p in "qkv")),
+            f"{ours}.attn.out.weight": Pair((f"{base}.self_attn.o_proj.weight",)),
+            f"{ours}.mlp.norm.weight": Pair((f"{base}.post_attention_layernorm.weight",)),
+            f"{ours}.mlp.up.weight": Pair((f"{base}.mlp.gate_proj.weight", f"{base}.mlp.up_proj.weight")),
+            f"{ours}.mlp.down.weight": Pair((f"{base}.mlp.down_proj.weight",)),
         }
-    _hold(run, model, pairs)
+    hold(run, model, pairs)
 
 
 @pytest.mark.parametrize("precision", ["fp64", "fp32"])
 def test_gpt2_equals_transformers(precision: str) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    run = _run(GPT, precision)
+    run = one_batch(GPT, precision)
     m = run.model
     config = GPT2Config(
         vocab_size=m.vocab,
@@ -158,11 +80,11 @@ def test_gpt2_equals_transformers(precision: str) -> None:
     )
     model = GPT2LMHeadModel(config).to(torch.float64 if precision == "fp64" else torch.float32)
     pairs = {
-        "embed.tokens.weight": (["transformer.wte.weight"], False),
-        "embed.positions.weight": (["transformer.wpe.weight"], False),
+        "embed.tokens.weight": Pair(("transformer.wte.weight",)),
+        "embed.positions.weight": Pair(("transformer.wpe.weight",)),
     }
     for name, base in (("head.norm", "transformer.ln_f"),):
-        pairs |= {f"{name}.{k}": ([f"{base}.{k}"], False) for k in ("weight", "bias")}
+        pairs |= {f"{name}.{k}": Pair((f"{base}.{k}",)) for k in ("weight", "bias")}
     for i in range(m.layers):
         ours, base = f"layers.{i}", f"transformer.h.{i}"
         places = {
@@ -174,9 +96,9 @@ def test_gpt2_equals_transformers(precision: str) -> None:
             "mlp.down": "mlp.c_proj",
         }
         for mine, place in places.items():
-            pairs[f"{ours}.{mine}.weight"] = ([f"{base}.{place}.weight"], not mine.endswith("norm"))
-            pairs[f"{ours}.{mine}.bias"] = ([f"{base}.{place}.bias"], False)
-    _hold(run, model, pairs)
+            pairs[f"{ours}.{mine}.weight"] = Pair((f"{base}.{place}.weight",), not mine.endswith("norm"))
+            pairs[f"{ours}.{mine}.bias"] = Pair((f"{base}.{place}.bias",))
+    hold(run, model, pairs)
 
 
 def test_our_package_names_hide_nobody_elses() -> None:
