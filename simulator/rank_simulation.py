@@ -120,7 +120,8 @@ class RankSimulation:
             self.resumed = False
 
     def forget(self) -> None:
-        """Drop all nodes: what follows from them has been found."""
+        """Drop all nodes and calls: what follows from them has been found."""
+        self.script = Script((), (), (-1, -1))
         self.history, self.handles, self.node_ops, self.spent = [], [], [], {}
         self.tails = [None] * len(STREAMS)
 

@@ -3,8 +3,8 @@
     timeline = Timeline.from_rows(header, rows)      # or from_columns, 20 times faster for a whole program
     save(timeline, "timeline/step-000097.json.gz")   # same rows, same bytes
 
-Made from it: a collective's wait apart from its transfer, and the period of a step (`program.timeline.skew`); both
-timelines side by side in Perfetto (`program.timeline.chrome_trace`).
+Made from it: a collective's wait apart from its transfer (`program.timeline.skew`); both timelines side by side in
+Perfetto (`program.timeline.chrome_trace`).
 
 A row is one instruction of one rank, named by the program's global instruction id, so that prediction and measurement
 join on (rank, id). Rows are stored as columns: numbers in numpy arrays, words as codes into one table. Times are

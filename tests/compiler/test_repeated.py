@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from calibration.profile import load_profile
 from compiler import compiler
+from compiler.call_placer import CallPlacer
 from compiler.repeat import repeated
-from compiler.schedules import orders, place_transfers
+from compiler.schedules import orders, place_transfers, placements
+from plan.pipeline import schedule
 from program import Call, Repeated, StepProgram, block_uses, columns, repetitions, with_repetitions, written_out
 from program.hashing import program_hash
 from program.proofs import ProofError, prove
@@ -51,6 +53,28 @@ def plainly(plan: dict[str, Any], monkeypatch: pytest.MonkeyPatch, **model: Any)
 
 def layers(plan: dict[str, Any]) -> int:
     return 8 if plan.get("pipeline_parallel", 1) * plan.get("virtual_pipeline", 1) == 8 else 4
+
+
+@pytest.mark.parametrize("plan", [*PLANS, "deep", "interleaved-4"])
+def test_fill_and_drain_keep_no_repetition_that_may_go(plan: str) -> None:
+    """Less is kept than the short step holds, of which one repetition was there to be compared."""
+    wanted = (PLANS | MORE)[plan]
+    program, run = small(wanted, layers=layers(wanted))
+    steady = schedule(run.plan).steady
+    assert steady is not None
+    for stage in program.classes:
+        assert isinstance(stage.calls, Repeated)
+        assert run.plan.microbatches - stage.calls.times * stage.calls.micros < steady(run.plan)[0]
+
+
+def test_what_two_steps_share_is_placed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    placed = []
+    plainly_placed = CallPlacer._slot
+    monkeypatch.setattr(CallPlacer, "_slot", lambda placer, slot: (placed.append(slot), plainly_placed(placer, slot)))
+    run = small(MORE["deep"], layers=8)[1]
+    alone = [len(p.slots) + len(p.steady.longer.slots) for p in placements(run.plan) if p.steady]
+    assert len(alone) == 8
+    assert len(placed) < 0.7 * sum(alone)
 
 
 @pytest.mark.parametrize("plan", PLANS | MORE)

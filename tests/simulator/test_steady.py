@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from program import repetitions
 from simulator.simulation import Simulation, simulate
-from simulator.steady import Shift, _period_shift, _Times
+from simulator.steady import Shift, _period_shift, _spread, _Times
 from tests.simulator.fakes import FakeProfile
 from tests.simulator.runs import cluster_of, small
 from tests.simulator.test_equalities import PROFILES, rows
@@ -136,6 +137,26 @@ def test_more_micro_batches_take_no_more_events() -> None:
         program, run = small({"pipeline_parallel": 4, "global_batch_size": micro_batches})
         events.append(simulate(program, run.cluster, PROFILES["one-way"]).events)
     assert events[0] == events[1]
+
+
+def test_an_interleaved_pipeline_repeats_after_few_repetitions() -> None:
+    """What a node follows from spans one repetition and a half: five are simulated in each period, not eight."""
+    program, run = small({"pipeline_parallel": 8, "global_batch_size": 8 * 60} | INTERLEAVED, layers=16)
+    found = simulate(program, run.cluster, PROFILES["one-way"])
+    assert found.whole is not None
+    assert found.events == 9986  # 13,954 with eight
+
+
+def test_members_of_a_communication_are_apart_by_parts_of_a_repetition() -> None:
+    """Each member: how often it was there before the repetitions, and where in one."""
+    half = [Fraction(0), Fraction(1, 2)]
+    assert _spread([(4, half), (4, half)]) == 0
+    assert _spread([(4, half), (5, half)]) == Fraction(1, 2)
+    assert _spread([(4, half), (6, half), (5, half)]) == 1
+    assert _spread([(4, half), (4, [Fraction(1, 4), Fraction(3, 4)])]) == Fraction(1, 4)
+    assert _spread([(1, []), (1, [])]) == 0
+    assert _spread([(1, []), (2, [])]) is None, "met once in a step, by one before and by one behind"
+    assert _spread([(1, half), (1, half[:1])]) is None
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
