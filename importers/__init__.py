@@ -290,7 +290,7 @@ def _torchtitan(
     content: Mapping[str, Any], request: Request, ledger: Ledger, stated: World | None = None
 ) -> dict[str, Any]:
     cluster, world = cluster_section(stated or World(), request, {}, ledger)
-    run = torchtitan.translate(content, ledger, world.size, request.asked)
+    run = torchtitan.translate(content, ledger, world.size, request.asked, request.accept_unknown)
     if request.model is not None:
         length = run["model"].get("seq_length")
         run["model"] = megatron.model_of(request.model, ledger) | ({"seq_length": length} if length else {})
@@ -315,7 +315,7 @@ def _huggingface(content: Mapping[str, Any], request: Request, ledger: Ledger) -
 def _neox(content: Mapping[str, Any], request: Request, ledger: Ledger) -> dict[str, Any]:
     cluster, world = _sized(request, ledger)
     setting = deepspeed.Setting(where=_where(request, world), semantics=request.semantics)
-    run = neox.translate(content, setting, world.size, ledger, request.asked)
+    run = neox.translate(content, setting, world.size, ledger, request.asked, request.accept_unknown)
     if request.model is not None:
         run["model"] = megatron.model_of(request.model, ledger)
     return run | ({"cluster": cluster} if cluster else {})

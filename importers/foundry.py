@@ -61,6 +61,7 @@ class Foundry(Values):
     """The dotted keys of a configuration."""
 
     kind = "llm-foundry key"
+    sections = r"(model|fsdp_config)\."
 
 
 def is_foundry(config: Mapping[str, Any]) -> bool:
@@ -83,7 +84,7 @@ def translate(config: Mapping[str, Any], request: Request, ledger: Ledger) -> di
         ledger.warn("attn_pdrop happens inside the flash kernel, where it is not forecast; it is set to 0")
         model["attention_dropout"] = 0.0
     run = {"model": model, **({"cluster": cluster} if cluster else {}), "plan": plan} | _training(values)
-    values.account()
+    values.account(request.accept_unknown)
     return run
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from importers import megatron
 from importers.arguments import Arguments
 from importers.shell.expand import Expander
-from importers.table import nested, unknown
+from importers.table import MATTERS, NEUTRAL, nested, refuse, unknown
 from importers.world import Request, Statement, agree, cluster_section
 from plan.ledger import Ledger
 
@@ -172,9 +172,13 @@ def translate(config: Mapping[str, Any], request: Request, ledger: Ledger) -> di
     cluster, world = cluster_section(agree(found, ledger), request, {}, ledger)
     run = megatron.of_arguments(arguments, request, cluster, world, ledger)
     _in_its_words(config, ledger)
-    left = [key for key in rest if rest[key] not in (None, False, [])]
+    left = [key for key in rest if rest[key] not in NEUTRAL]
     ledger.no_effect([key for key in left if IDLE.match(key)], "NeMo keys")
-    unknown("NeMo key", [key for key in left if not IDLE.match(key)], [*given], ledger)
+    strange = [key for key in left if not IDLE.match(key)]
+    matter = {key: f"{key} {_text(rest[key])}" for key in strange if key.startswith("model.") and MATTERS.search(key)}
+    if not request.accept_unknown:
+        strange = [key for key in strange if key not in refuse("NeMo key", matter, arguments)]
+    unknown("NeMo key", strange, [key for keys in KEYS.values() for key in keys], ledger)
     return run
 
 

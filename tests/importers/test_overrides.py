@@ -149,8 +149,11 @@ def test_an_override_is_as_if_the_file_said_so(tmp_path: Path, format_: str, key
     asked = [f"{key}={VALUES[key]}"]
     over = read(tmp_path, name, text, overrides=asked)
     found = override(over.run_dict, asked)
-    assert not over.problems
     other = write(text, {key: VALUES[key]})
+    if other is not None and (problems := read(tmp_path, name, other).problems):
+        assert over.problems == problems  # FSDP inside pipeline stages
+        return
+    assert not over.problems
     if key.startswith("cluster"):
         section = {"preset": "dgx-h100", key.split(".")[1]: VALUES[key]}
         expected = read(tmp_path, name, text.replace(" --nproc_per_node 8", ""), cluster=section).run_dict
