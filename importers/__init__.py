@@ -21,7 +21,6 @@ Scripts are evaluated (`importers.shell`), never executed.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -229,10 +228,8 @@ def _run(content: Mapping[str, Any], request: Request, ledger: Ledger) -> dict[s
 def _deepspeed(content: Mapping[str, Any], request: Request, ledger: Ledger) -> dict[str, Any]:
     cluster, world = _sized(request, ledger)
     where, precision = _where(request, world), _precision(request, cluster)
-    degrees = request.of("plan", ("tensor_parallel", "pipeline_parallel", "context_parallel"))
-    share = prod(degree for degree in degrees.values() if isinstance(degree, int))
     setting = deepspeed.Setting(
-        ranks=world.size // share if world.size and share and world.size % share == 0 else None,
+        ranks=request.ranks(world),
         where=where,
         semantics=request.semantics,
         precision=precision,

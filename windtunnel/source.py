@@ -21,7 +21,7 @@ from program.errors import InputError
 
 YAML = (".yaml", ".yml")
 SECTIONS = {"model", "cluster", "plan"}
-FOREIGN = {"trainer", "ddp", "mixed_precision", "fsdp_config", "max_duration", "global_train_batch_size"}
+FOREIGN = {"trainer", "model_config", "ddp", "mixed_precision", "fsdp_config", "max_duration"}
 """Sections of other frameworks' files, beside a `model` of theirs."""
 
 
