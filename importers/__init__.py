@@ -5,17 +5,21 @@
     for sentence in result.notes + result.warnings: print(sentence)
 
 Read: Megatron-LM and Megatron-DeepSpeed launch scripts and argument strings, DeepSpeed JSON, torchtitan TOML, Hugging
-Face config.json, GPT-NeoX YAML, and Windtunnel's own run files. No flag or key of a plan is ignored in silence: each
-is translated, named as having no effect on the forecast, reported unknown with the nearest known name, or refused.
-Scripts are evaluated (`importers.shell`), never executed.
+Face config.json, YAML of GPT-NeoX, NeMo, Megatron-Bridge, llm-foundry, axolotl, LLaMA-Factory and Accelerate, and
+Windtunnel's own run files. No flag or key of a plan is ignored in silence: each is translated, named as having no
+effect on the forecast, reported unknown with the nearest known name, or refused. What a file leaves open is an
+assumption. Scripts are evaluated (`importers.shell`), never executed.
 
 | files | what they read |
 | --- | --- |
 | detection | which format a file has |
-| megatron*, arguments, flag* | Megatron's flags: model, layout, batch, training, with DeepSpeed beside it |
+| table, `*_table` | a framework's keys (type, range, target, effect) and the engine that reads a file by them |
+| megatron*, arguments | Megatron's flags: model, layout, batch, training, with DeepSpeed beside it |
 | launch, launch_size, world | the training command of a script, and how many GPUs it runs on |
-| deepspeed*, neox*, torchtitan*, huggingface* | the other formats; `*_keys` are their tables of keys |
+| deepspeed*, accelerate, trainer | DeepSpeed's JSON, and the files of the trainers around it |
+| neox*, nemo, torchtitan*, foundry | the other formats |
 | partitioned | what another framework's ZeRO does otherwise than ours |
+| exporters, written | the way back: a run as another framework's file |
 """
 
 import re
@@ -25,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from importers import (
+    accelerate,
     deepspeed,
     deepspeed_table,
     foundry,
@@ -43,7 +48,7 @@ from importers.megatron_table import FLAGS
 from importers.overrides import flat
 from importers.shell import Script, read_script
 from importers.table import nested, reworded, words
-from importers.world import Request, World, agree, cluster_section
+from importers.world import Request, World, cluster_section
 from plan import huggingface, presets
 from plan.ledger import Assumption, Ledger
 from plan.lenient_json import read_json
@@ -132,6 +137,9 @@ def import_text(
         except InputError as error:
             raise type(error)(map(script.expander.show, error.problems)) from None
         ledger.reword(script.expander.show)
+    elif kind == "accelerate":
+        content, world = accelerate.json_of(content, Confined(where.parent, tuple(allow_read)), ledger)
+        run = _deepspeed(content, request, ledger, world)
     elif kind == "trainer":
         run = trainer.translate(content, Confined(where.parent, tuple(allow_read)), request, ledger)
     else:
@@ -206,9 +214,9 @@ def _script(script: Script, request: Request, ledger: Ledger) -> tuple[Format, d
     return "torchtitan", _torchtitan(content, request, ledger, world)
 
 
-def _sized(request: Request, ledger: Ledger) -> tuple[dict[str, Any], World]:
-    """The cluster section and world of a file that says nothing about machines."""
-    return cluster_section(agree([], ledger), request, {}, ledger)
+def _sized(request: Request, ledger: Ledger, stated: World | None = None) -> tuple[dict[str, Any], World]:
+    """The cluster section and world of a file; most say nothing about machines."""
+    return cluster_section(stated or World(), request, {}, ledger)
 
 
 def _run(content: Mapping[str, Any], request: Request, ledger: Ledger) -> dict[str, Any]:
@@ -225,8 +233,10 @@ def _run(content: Mapping[str, Any], request: Request, ledger: Ledger) -> dict[s
     return run
 
 
-def _deepspeed(content: Mapping[str, Any], request: Request, ledger: Ledger) -> dict[str, Any]:
-    cluster, world = _sized(request, ledger)
+def _deepspeed(
+    content: Mapping[str, Any], request: Request, ledger: Ledger, stated: World | None = None
+) -> dict[str, Any]:
+    cluster, world = _sized(request, ledger, stated)
     where, precision = _where(request, world), _precision(request, cluster)
     setting = deepspeed.Setting(
         ranks=request.ranks(world),
@@ -286,7 +296,7 @@ def _precision(request: Request, cluster: Mapping[str, Any]) -> str:
 def _torchtitan(
     content: Mapping[str, Any], request: Request, ledger: Ledger, stated: World | None = None
 ) -> dict[str, Any]:
-    cluster, world = cluster_section(stated or World(), request, {}, ledger)
+    cluster, world = _sized(request, ledger, stated)
     run = torchtitan.translate(content, ledger, world.size, request.asked, request.accept_unknown)
     if request.model is not None:
         length = run["model"].get("seq_length")
