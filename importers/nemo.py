@@ -9,7 +9,6 @@ NVIDIA-NeMo/Megatron-Bridge, `src/megatron/bridge/training/config.py` and the YA
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from importers import megatron
@@ -184,7 +183,7 @@ def translate(config: Mapping[str, Any], request: Request, ledger: Ledger) -> di
     found = [Statement(SIZES[key], size, key) for key in SIZES if (size := _size(rest.pop(key, None))) is not None]  # type: ignore[arg-type]
     cluster, world = cluster_section(agree(found, ledger), request, {}, ledger)
     run = megatron.of_arguments(arguments, request, cluster, world, ledger)
-    _in_its_words(config, ledger)
+    ledger.reword(lambda said: re.sub(r"--[a-z][a-z0-9-]+", lambda match: key_of(match[0], config), said))
     left = [key for key in rest if rest[key] not in NEUTRAL]
     ledger.no_effect([key for key in left if IDLE.match(key)], "NeMo keys")
     strange = [key for key in left if not IDLE.match(key)]
@@ -204,16 +203,6 @@ def key_of(flag: str, config: Mapping[str, Any]) -> str:
     """The key of a flag that stands in a section of this configuration, else the first."""
     keys = KEYS.get(flag, [flag])
     return next((key for key in keys[:: 1 if "trainer" in config else -1] if key.partition(".")[0] in config), keys[0])
-
-
-def _in_its_words(config: Mapping[str, Any], ledger: Ledger) -> None:
-    """What was said of flags, said of the keys that they stand for."""
-
-    def say(sentence: str) -> str:
-        return re.sub(r"--[a-z][a-z0-9-]+", lambda match: key_of(match[0], config), sentence)
-
-    ledger.reword(say)
-    ledger.assumptions[:] = [replace(each, value=say(each.value), flag=say(each.flag)) for each in ledger.assumptions]
 
 
 def resolved(given: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:

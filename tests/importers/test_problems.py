@@ -151,6 +151,17 @@ def test_what_was_left_open_is_an_assumption(tmp_path: Path, name: str, text: st
     assert "recompute" not in {each.subject for each in asked.assumptions}
 
 
+def test_an_unknown_value_in_an_assumption_is_plain_text(tmp_path: Path) -> None:
+    """The words of a sentence, never a marker; NeMo's keys for NeMo's files."""
+    text = script("--bf16 --tokenizer-type Custom --tokenizer-model $(hostname)/x --save $NOWHERE/x")
+    result = imported(tmp_path, text)
+    assert said(result, "vocabulary", "Custom with <hostname>/x")
+    assert all(ord(letter) < 0xE000 for each in result.assumptions for letter in each.value)
+    nemo = json.dumps({"trainer": {"precision": "32"}, "model": {"tensor_model_parallel_size": 1, "num_layers": 2}})
+    found = imported(tmp_path, nemo, "n.yaml", nodes=1, model="gpt2-124m")
+    assert not any("--" in each.flag for each in found.assumptions if each.subject != "GPUs a node"), found.assumptions
+
+
 def test_a_node_s_gpus_are_an_assumption_where_nobody_says_them(tmp_path: Path) -> None:
     """By the launcher's option."""
     assert said(imported(tmp_path, script("--bf16", "torchrun"), nodes=2), "GPUs a node: 8", "--nproc_per_node")
