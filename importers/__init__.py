@@ -5,49 +5,47 @@
     for sentence in result.notes + result.warnings: print(sentence)
 
 Read: Megatron-LM and Megatron-DeepSpeed launch scripts and argument strings, DeepSpeed JSON, torchtitan TOML, Hugging
-Face config.json, GPT-NeoX YAML, and Windtunnel's own run files. No flag or key of a plan is ignored in silence: each
-is translated, named as having no effect on the forecast, reported unknown with the nearest known name, or refused.
-Scripts are evaluated (`importers.shell`), never executed.
+Face config.json, YAML of GPT-NeoX, NeMo, Megatron-Bridge, llm-foundry, axolotl, LLaMA-Factory and Accelerate, and
+Windtunnel's own run files. No flag or key of a plan is ignored in silence: each is translated, named as having no
+effect on the forecast, reported unknown with the nearest known name, or refused. What a file leaves open is an
+assumption. Scripts are evaluated (`importers.shell`), never executed.
 
 | files | what they read |
 | --- | --- |
-| detection | which format a file has |
-| megatron*, arguments, flag* | Megatron's flags: model, layout, batch, training, with DeepSpeed beside it |
+| detection, formats | which format a file has, and what it is handed beside the file |
+| table, `*_table` | a framework's keys (type, range, target, effect) and the engine that reads a file by them |
+| megatron*, arguments | Megatron's flags: model, layout, batch, training, with DeepSpeed beside it |
 | launch, launch_size, world | the training command of a script, and how many GPUs it runs on |
-| deepspeed*, neox*, torchtitan*, huggingface* | the other formats; `*_keys` are their tables of keys |
+| deepspeed*, accelerate, trainer | DeepSpeed's JSON, and the files of the trainers around it |
+| neox*, nemo, torchtitan*, foundry | the other formats |
 | partitioned | what another framework's ZeRO does otherwise than ours |
+| exporters, written | the way back: a run as another framework's file |
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from importers import (
-    deepspeed,
+    accelerate,
     deepspeed_table,
     foundry,
-    megatron,
     nemo,
-    neox,
     neox_table,
-    torchtitan,
-    torchtitan_script,
     torchtitan_table,
     trainer,
 )
 from importers.deepspeed_optimizer import Semantics
 from importers.detection import Format, classify, detect
+from importers.formats import TRANSLATORS, deepspeed_run, script_run
 from importers.megatron_table import FLAGS
 from importers.overrides import flat
-from importers.shell import Script, read_script
-from importers.table import nested, reworded, words
-from importers.world import Request, World, agree, cluster_section
-from plan import huggingface, presets
+from importers.shell import read_script
+from importers.table import reworded, words
+from importers.world import Request
 from plan.ledger import Assumption, Ledger
-from plan.lenient_json import read_json
 from plan.run import load
 from program.confined import Confined
 from program.errors import InputError, NotYetForecast
@@ -129,14 +127,17 @@ def import_text(
     if kind == "megatron":
         script = read_script(text, variables, where, allow_read)
         try:
-            kind, run = _script(script, request, ledger)
+            kind, run = script_run(script, request, ledger)
         except InputError as error:
             raise type(error)(map(script.expander.show, error.problems)) from None
         ledger.reword(script.expander.show)
+    elif kind == "accelerate":
+        content, world = accelerate.json_of(content, Confined(where.parent, tuple(allow_read)), ledger)
+        run = deepspeed_run(content, request, ledger, world)
     elif kind == "trainer":
         run = trainer.translate(content, Confined(where.parent, tuple(allow_read)), request, ledger)
     else:
-        run = _TRANSLATORS[kind](content, request, ledger)
+        run = TRANSLATORS[kind](content, request, ledger)
     model_keys = run.get("model")
     if (
         kind in ("megatron", "neox", "nemo", "llm-foundry")
@@ -194,148 +195,4 @@ _WORDS: dict[str, dict[str, str]] = {
 }
 
 
-_COST = "memory and step time"
 _ORDER = ("model", "cluster", "plan", "optimizer", "train", "data", "checkpoint", "budget")
-
-
-def _script(script: Script, request: Request, ledger: Ledger) -> tuple[Format, dict[str, Any]]:
-    """A launch script: Megatron's, or one that starts torchtitan with a configuration of its own."""
-    launch = torchtitan_script.find(script)
-    if launch is None:
-        return "megatron", megatron.translate(script, request, ledger)
-    content, world = torchtitan_script.tables(script, launch, request.sized, ledger)
-    return "torchtitan", _torchtitan(content, request, ledger, world)
-
-
-def _sized(request: Request, ledger: Ledger) -> tuple[dict[str, Any], World]:
-    """The cluster section and world of a file that says nothing about machines."""
-    return cluster_section(agree([], ledger), request, {}, ledger)
-
-
-def _run(content: Mapping[str, Any], request: Request, ledger: Ledger) -> dict[str, Any]:
-    """A run file, with the command line's model and cluster laid over it."""
-    run = dict(content)
-    if request.model is not None:
-        run["model"] = megatron.model_of(request.model, ledger)
-    if request.cluster is not None:
-        run["cluster"] = {"preset": request.cluster} if isinstance(request.cluster, str) else dict(request.cluster)
-    if request.nodes is not None:
-        cluster = run.get("cluster", {})
-        run["cluster"] = {**({"preset": cluster} if isinstance(cluster, str) else cluster), "nodes": request.nodes}
-        run["cluster"].pop("gpus", None)
-    return run
-
-
-def _deepspeed(content: Mapping[str, Any], request: Request, ledger: Ledger) -> dict[str, Any]:
-    cluster, world = _sized(request, ledger)
-    where, precision = _where(request, world), _precision(request, cluster)
-    degrees = request.of("plan", ("tensor_parallel", "pipeline_parallel", "context_parallel"))
-    share = prod(degree for degree in degrees.values() if isinstance(degree, int))
-    setting = deepspeed.Setting(
-        ranks=world.size // share if world.size and share and world.size % share == 0 else None,
-        where=where,
-        semantics=request.semantics,
-        precision=precision,
-        asked=request.asked,
-        hidden=megatron.hidden_of(request.model, request.asked),
-    )
-    run = deepspeed.translate(content, setting, ledger)
-    if run["plan"]["zero_stage"] <= 1:
-        run["plan"]["attention"] = "flash"
-    ledger.assume("attention", "flash: the JSON does not say what layers run", "--set plan.attention=unfused", _COST)
-    if "recompute" not in run["plan"]:
-        ledger.assume("recompute", "none: the model's code decides", "--set plan.recompute=full", _COST)
-    if request.model is None:
-        ledger.problem("a DeepSpeed JSON does not describe a model: add --model PRESET (or the path of a config.json)")
-    else:
-        run["model"] = megatron.model_of(request.model, ledger)
-        _length(run["model"], request, ledger)
-        _fused_dropout(run, request, ledger)
-    return run | ({"cluster": cluster} if cluster else {})
-
-
-def _length(model: Mapping[str, Any], request: Request, ledger: Ledger) -> None:
-    """A model's longest sequence is taken where no file says how long they are."""
-    name = str(model.get("preset"))
-    known = presets.preset("models", name) if name in presets.names("models") else {}
-    length = model.get("seq_length", known.get("seq_length"))
-    ledger.assume("sequence length", f"{length}, the model's longest", "--set model.seq_length=N", f"batch, {_COST}")
-
-
-def _fused_dropout(run: dict[str, Any], request: Request, ledger: Ledger) -> None:
-    """The attention is our default, so a model with attention dropout is no contradiction of the user's."""
-    model, attention = run["model"], request.asked.get("plan.attention", run["plan"].get("attention"))
-    name = str(model.get("preset"))
-    known = presets.preset("models", name) if name in presets.names("models") else {}
-    dropout = model.get("attention_dropout", known.get("attention_dropout"))
-    if attention == "flash" and dropout:
-        ledger.warn(
-            f"attention dropout {dropout:g} happens inside the flash kernel, where it is not forecast; it is set to 0"
-            " (--set plan.attention=unfused keeps it)"
-        )
-        run["model"] = {**model, "attention_dropout": 0.0}
-
-
-def _precision(request: Request, cluster: Mapping[str, Any]) -> str:
-    """What a trainer fills in where the JSON says nothing: the type that a config.json names, else bf16."""
-    named: object = None
-    if isinstance(request.model, str) and request.model.endswith(".json"):
-        config = read_json(text_of(Path(request.model)), request.model)
-        named = config.get("torch_dtype", config.get("dtype"))
-    words = {"float16": "fp16", "float32": "fp32", "bfloat16": "bf16"}
-    return words.get(str(named), "fp32" if cluster.get("preset") == "cpu" else "bf16")
-
-
-def _torchtitan(
-    content: Mapping[str, Any], request: Request, ledger: Ledger, stated: World | None = None
-) -> dict[str, Any]:
-    cluster, world = cluster_section(stated or World(), request, {}, ledger)
-    run = torchtitan.translate(content, ledger, world.size, request.asked)
-    if request.model is not None:
-        length = run["model"].get("seq_length")
-        run["model"] = megatron.model_of(request.model, ledger) | ({"seq_length": length} if length else {})
-    elif not run["model"]:
-        ledger.problem(torchtitan.unknown_model(nested(content)))
-    return run | ({"cluster": cluster} if cluster else {})
-
-
-def _huggingface(content: Mapping[str, Any], request: Request, ledger: Ledger) -> dict[str, Any]:
-    cluster, _ = _sized(request, ledger)
-    if request.model is not None:
-        ledger.warn("--model is not used: the config.json is the model")
-    run: dict[str, Any] = {"model": huggingface.model_section(content, ledger), "plan": {}}
-    ledger.assume("batch", "1 a GPU, data parallel: a config.json has no plan", "--set plan.micro_batch_size=N", _COST)
-    ledger.assume("precision", "bf16", "--set plan.precision=fp32", _COST)
-    ledger.assume("attention", "flash", "--set plan.attention=unfused", _COST)
-    ledger.assume("recompute", "none", "--set plan.recompute=full", _COST)
-    _length(run["model"], request, ledger)
-    return run | ({"cluster": cluster} if cluster else {})
-
-
-def _neox(content: Mapping[str, Any], request: Request, ledger: Ledger) -> dict[str, Any]:
-    cluster, world = _sized(request, ledger)
-    setting = deepspeed.Setting(where=_where(request, world), semantics=request.semantics)
-    run = neox.translate(content, setting, world.size, ledger, request.asked)
-    if request.model is not None:
-        run["model"] = megatron.model_of(request.model, ledger)
-    return run | ({"cluster": cluster} if cluster else {})
-
-
-def _where(request: Request, world: World) -> str:
-    nodes = (
-        f"{world.nodes} nodes × {world.gpus_per_node} GPUs"
-        if world.nodes and world.gpus_per_node
-        else f"{world.size} GPUs"
-    )
-    return f"{nodes} of --cluster" if request.cluster is not None else nodes
-
-
-_TRANSLATORS = {
-    "run": _run,
-    "deepspeed": _deepspeed,
-    "torchtitan": _torchtitan,
-    "huggingface": _huggingface,
-    "neox": _neox,
-    "nemo": nemo.translate,
-    "llm-foundry": foundry.translate,
-}

@@ -14,8 +14,8 @@ from typing import Any
 
 from importers import megatron_table as flags
 from importers.shell.expand import Expander
-from importers.table import OPEN, Key, Values, hint
-from plan.ledger import MOST_HINTS, Ledger
+from importers.table import MATTERS, OPEN, Key, Values
+from plan.ledger import Ledger
 
 
 class Arguments(Values):
@@ -113,25 +113,16 @@ class Arguments(Values):
         """The row of a flag; one that is known by its family only has no effect."""
         return flags.FLAGS.get(name) or (Key(name, "list", effect="idle") if flags.family(name) else None)
 
+    def may_matter(self, name: str) -> bool:
+        """A flag that stands there does something, whatever its value."""
+        return bool(MATTERS.search(name))
+
     def account(self, accept_unknown: bool = False) -> None:
-        """Account for every flag that was not translated. One that nobody knows is refused where its name says that
-        it changes the model, its precision, its layout or its memory, unless `accept_unknown`.
-        """
-        rest = [flag for flag in self.given if flag not in self.touched]
-        for flag in rest:
-            self._mention_unknown(flag)
-        refused = [
-            flag for flag in rest if self.find(flag) is None and not accept_unknown and flags.MATTERS.search(flag)
-        ]
-        for number, flag in enumerate(refused):
-            near = hint(flag, flags.known_flags()) if number < MOST_HINTS else None
-            self.ledger.problem(
-                f"unknown flag {self.said(flag)}: it may change the model, its precision, its layout or its memory;"
-                + (f" did you mean {near}?" if near else "")
-                + " --accept-unknown forecasts the run without it"
-            )
-        self.touched.update(refused)
-        super().account()
+        """Account for every flag that was not translated, and for what is unknown in its value."""
+        for flag in self.given:
+            if flag not in self.touched:
+                self._mention_unknown(flag)
+        super().account(accept_unknown)
 
     def _mention_unknown(self, flag: str) -> None:
         for reason in self.expander.why(self.given[flag]):

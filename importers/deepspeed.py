@@ -77,6 +77,8 @@ def translate(config: Mapping[str, Any], setting: Setting, ledger: Ledger) -> di
     plan |= _precision(values, setting)
     plan |= zero_section(values)
     plan |= _activations(values, setting, plan.get("offload", {}))
+    if setting.ranks == 1 and plan["zero_stage"]:
+        ledger.note(f"zero_optimization.stage {plan['zero_stage']} does nothing at data-parallel 1: all is one rank's")
     if not setting.script:
         sizes = {key.rpartition(".")[2]: value for key, value in values.given.items()}
         partitioned.deepspeed(plan, sizes, ledger)

@@ -4,17 +4,19 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from importers import deepspeed, foundry, nemo, neox, torchtitan, trainer
+from importers import accelerate, deepspeed, foundry, nemo, neox, torchtitan, trainer
 from plan import huggingface
 from plan.lenient_json import read_json
 from program.errors import InputError
 from program.files import parse_yaml, text_of
 from program.nearest import kind_of
 
-Format = Literal["run", "megatron", "deepspeed", "torchtitan", "huggingface", "neox", "nemo", "llm-foundry", "trainer"]
+Format = Literal[
+    "run", "megatron", "deepspeed", "torchtitan", "huggingface", "neox", "nemo", "llm-foundry", "trainer", "accelerate"
+]
 ACCEPTED = (
     "a run file (YAML), a Megatron launch script or argument string, a DeepSpeed JSON, a torchtitan TOML, a Hugging"
-    " Face config.json, or a YAML of GPT-NeoX, NeMo, Megatron-Bridge, llm-foundry, axolotl or LLaMA-Factory"
+    " Face config.json, or a YAML of GPT-NeoX, NeMo, Megatron-Bridge, llm-foundry, axolotl, LLaMA-Factory or Accelerate"
 )
 SCRIPT_SUFFIXES = frozenset({".sh", ".bash", ".slurm", ".sbatch", ".sub", ".job"})
 SECTIONS = frozenset({"model", "cluster", "plan"})
@@ -76,6 +78,8 @@ def _yaml(value: Any, path: Path) -> tuple[Format, Any]:
         return "deepspeed", value["deepspeed"]
     if "zero_optimization" in value:
         return "deepspeed", value
+    if accelerate.is_accelerate(value):
+        return "accelerate", value
     if nemo.is_nemo(value):
         return "nemo", value
     if foundry.is_foundry(value):

@@ -15,7 +15,7 @@ from importers import megatron
 from importers.nemo import resolved
 from importers.partitioned import fsdp
 from importers.table import Values, nested, table
-from importers.world import Request, World, agree, cluster_section
+from importers.world import Request, agree, cluster_section
 from plan.ledger import Ledger
 
 KEYS = table(
@@ -40,8 +40,9 @@ KEYS = table(
     word amp_bf16 amp_fp16 fp32 amp_fp8 | precision
     word FULL_SHARD SHARD_GRAD_OP NO_SHARD HYBRID_SHARD | fsdp_config.sharding_strategy
     word PURE DEFAULT FULL | fsdp_config.mixed_precision
-    any | model.name model.norm_type max_duration scheduler.name scheduler.t_warmup optimizer.name optimizer.betas
-        model.attn_config.sliding_window_size model.ffn_config.ffn_act_fn model.pretrained_model_name_or_path
+    any | fsdp_config.device_mesh model.name model.norm_type max_duration scheduler.name scheduler.t_warmup
+        optimizer.name optimizer.betas model.attn_config.sliding_window_size model.ffn_config.ffn_act_fn
+        model.pretrained_model_name_or_path
     """,
     idle="""
     any | variables run_name tokenizer train_loader eval_loader eval_interval eval_first eval_subset_num_batches
@@ -61,6 +62,7 @@ class Foundry(Values):
     """The dotted keys of a configuration."""
 
     kind = "llm-foundry key"
+    sections = r"(model|fsdp_config)\."
 
 
 def is_foundry(config: Mapping[str, Any]) -> bool:
@@ -76,14 +78,14 @@ def translate(config: Mapping[str, Any], request: Request, ledger: Ledger) -> di
     cluster, world = cluster_section(agree([], ledger), request, {}, ledger)
     plan = _plan(values)
     model = _model(values, request)
-    plan |= _batch(values, world)
+    plan |= _batch(values, request.ranks(world))
     kernel = values.text("model.attn_config.attn_impl", "flash")
     plan["attention"] = request.asked.get("plan.attention", "unfused" if kernel == "torch" else "flash")
     if plan["attention"] == "flash" and model.get("attention_dropout"):
         ledger.warn("attn_pdrop happens inside the flash kernel, where it is not forecast; it is set to 0")
         model["attention_dropout"] = 0.0
     run = {"model": model, **({"cluster": cluster} if cluster else {}), "plan": plan} | _training(values)
-    values.account()
+    values.account(request.accept_unknown)
     return run
 
 
@@ -143,6 +145,9 @@ def _model(values: Values, request: Request) -> dict[str, Any]:
 def _plan(values: Values) -> dict[str, Any]:
     ledger, section = values.ledger, "fsdp_config"
     strategy = values.text(f"{section}.sharding_strategy", "FULL_SHARD")
+    mesh = values.given.get(f"{section}.device_mesh") if values.has(f"{section}.device_mesh") else None
+    if isinstance(mesh, list) and len(mesh) > 1:
+        ledger.not_yet(f"hybrid sharding (device_mesh {mesh})", "no device_mesh")
     if strategy == "HYBRID_SHARD":
         ledger.not_yet("hybrid sharding (sharding_strategy HYBRID_SHARD)", "FULL_SHARD")
     plan: dict[str, Any] = {"zero_stage": 3}
@@ -165,7 +170,7 @@ def _plan(values: Values) -> dict[str, Any]:
     return plan
 
 
-def _batch(values: Values, world: World) -> dict[str, Any]:
+def _batch(values: Values, ranks: int | None) -> dict[str, Any]:
     """Composer shares the global batch out and cuts a share into micro-batches of at most the size given."""
     whole, ledger = values.whole("global_train_batch_size"), values.ledger
     micro = values.given["device_train_microbatch_size"] if values.has("device_train_microbatch_size") else "auto"
@@ -178,13 +183,13 @@ def _batch(values: Values, world: World) -> dict[str, Any]:
             "memory, step time",
         )
     micro = ledger.integer(micro, "device_train_microbatch_size", least=1)
-    if whole is None or micro is None or not world.size:
+    if whole is None or micro is None or not ranks:
         return {key: value for key, value in (("global_batch_size", whole), ("micro_batch_size", micro)) if value}
-    if whole % world.size:
-        near = max(1, round(whole / world.size)) * world.size
-        ledger.problem(f"global_train_batch_size {whole} is not a multiple of the {world.size} GPUs; nearest {near}")
+    if whole % ranks:
+        near = max(1, round(whole / ranks)) * ranks
+        ledger.problem(f"global_train_batch_size {whole} is not a multiple of the {ranks} GPUs; nearest {near}")
         return {}
-    share = whole // world.size
+    share = whole // ranks
     if micro > share:
         ledger.note(f"device_train_microbatch_size {micro} is more than a GPU's share of the batch: {share} is taken")
     micro = min(micro, share)
@@ -192,7 +197,7 @@ def _batch(values: Values, world: World) -> dict[str, Any]:
         fits = max(size for size in range(1, micro + 1) if share % size == 0)
         ledger.warn(f"a share of {share} sequences is cut into {micro} and a rest: {fits} at a time are forecast")
         micro = fits
-    ledger.note(f"{share // micro} micro-batches a step = {whole} / ({micro} × {world.size} GPUs)")
+    ledger.note(f"{share // micro} micro-batches a step = {whole} / ({micro} × {ranks} GPUs)")
     return {"micro_batch_size": micro, "global_batch_size": whole}
 
 

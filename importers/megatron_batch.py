@@ -27,6 +27,8 @@ def explain_batch(a: Arguments, plan: Mapping[str, Any], world: World, ledger: L
     ledger.note(
         f"data_parallel {ranks} = {size} GPUs / (TP{plan['tensor_parallel']} × PP{plan['pipeline_parallel']}{context})"
     )
+    if ranks == 1 and "--use-distributed-optimizer" in a.given:
+        ledger.note("--use-distributed-optimizer does nothing at data-parallel 1: all is one rank's")
     if whole is None:
         _one_micro_batch(a, micro, ranks, plan["pipeline_parallel"] or 1, ledger)
     elif whole % (micro * ranks) == 0:

@@ -7,7 +7,6 @@ count of 0 is a problem. Flags whose other words are real choices that are not f
 `--position-embedding-type`) are texts here and refused where they are translated.
 """
 
-import re
 from typing import NamedTuple
 
 from importers.table import table
@@ -198,11 +197,6 @@ def arity(flag: str) -> Arity | None:
     return known.get(FLAGS[flag].kind, Arity(1, 1)) if flag in FLAGS else None
 
 
-def known_flags() -> list[str]:
-    """Every flag known by name."""
-    return [*FLAGS, *RENAMED]
-
-
 def _families(prefixes: dict[str, str]) -> dict[str, str]:
     """Prefix → family, from family → prefixes."""
     return {prefix: family for family, text in prefixes.items() for prefix in text.split()}
@@ -241,14 +235,6 @@ FAMILIES_OF_OTHER_MODELS = _families(
     }
 )
 """Options of features whose switch (--num-experts, --multi-latent-attention, ...) decides; alone they do nothing."""
-
-
-MATTERS = re.compile(
-    r"attention|attn|head|layer|hidden|ffn|mlp|norm|embed|rotary|rope|position|window|expert|moe|glu|relu|gelu|bias"
-    r"|vocab|precision|fp[0-9]|bf16|dtype|quant|parallel|pipeline|tensor|shard|fsdp|zero|recompute|activation"
-    r"|offload|query|kv|seq|batch|residual|tie|dropout|optimizer"
-)
-"""Names of flags that change architecture, precision, layout or memory."""
 
 
 def family(flag: str) -> str | None:

@@ -9,13 +9,12 @@ NVIDIA-NeMo/Megatron-Bridge, `src/megatron/bridge/training/config.py` and the YA
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from importers import megatron
 from importers.arguments import Arguments
 from importers.shell.expand import Expander
-from importers.table import nested, unknown
+from importers.table import MATTERS, NEUTRAL, nested, refuse, unknown
 from importers.world import Request, Statement, agree, cluster_section
 from plan.ledger import Ledger
 
@@ -111,29 +110,37 @@ KEYS: dict[str, list[str]] = {
     row.partition(" | ")[0]: row.partition(" | ")[2].split()
     for row in (ROWS + SWITCHES + OFF).strip().splitlines()
     if row
-} | {"--bf16": ["trainer.precision", "mixed_precision"]}
+} | {
+    "--bf16": ["trainer.precision", "mixed_precision"],
+    "--fp16": ["trainer.precision", "mixed_precision"],
+    "--transformer-impl": ["model.transformer_engine"],
+    "--use-mcore-models": ["model.mcore_gpt"],
+}
 SIZES = {"trainer.devices": "gpus_per_node", "trainer.num_nodes": "nodes"}
 IDLE = re.compile(
-    r"^(name|run|defaults|hydra|restore_from_path|exp_manager|cluster_type|logger|profiling|checkpoint|rng|dist|straggler"
+    r"^(name|run|defaults|hydra|restore_from_path|exp_manager|cluster_type|logger|profiling|profile|checkpoint|rng|dist|straggler"
     r"|tokenizer|dataset|scheduler|trainer|validation|tensor_inspect|rerun_state_machine|nvrx_straggler"
     r"|model\.(data|tokenizer|nsys_profile|optim|fp8_\w+|native_amp_\w+|hysteresis|_target_|gradient_as_bucket_view"
     r"|apex_\w+|resume_from_checkpoint|megatron_legacy|mcore_gpt|pre_process|post_process|persist_layer_norm"
-    r"|\w+_fusion|onnx_safe|use_cpu_initialization|sync_batch_comm|openai_gelu|grad_\w+|headscale|use_emha"
+    r"|\w+_fusion|onnx_safe|apply_query_key_layer_scaling|use_cpu_initialization|sync_batch_comm|openai_gelu|grad_\w+|headscale|use_emha"
     r"|transformer_block_type|attention_type|do_layer_norm_weight_decay|normalize_attention_scores))\b"
 )
 
 
 def is_nemo(config: Mapping[str, Any]) -> bool:
     """Whether a mapping looks like a NeMo or Megatron-Bridge configuration."""
+    config = _sections(config)
     model = config.get("model")
     if not isinstance(model, Mapping) or {"plan", "cluster"} & config.keys():
         return False
-    bridge = isinstance(config.get("train"), Mapping) and {"micro_batch_size", "train_iters"} & config["train"].keys()
+    train = config.get("train")
+    bridge = isinstance(train, Mapping) and {"micro_batch_size", "train_iters"} & train.keys()
     return bool("tensor_model_parallel_size" in model or "encoder_seq_length" in model or bridge)
 
 
 def translate(config: Mapping[str, Any], request: Request, ledger: Ledger) -> dict[str, Any]:
     """The run of a configuration."""
+    config = _sections(config)
     given = resolved(nested(config), ledger)
     arguments = Arguments(Expander(), ledger)
     flags = arguments.given
@@ -156,12 +163,17 @@ def translate(config: Mapping[str, Any], request: Request, ledger: Ledger) -> di
             name, _, inner = f"--{flag.strip()}".partition(" ")
             arguments.written[name] = key
             flags[name] = inner
+    if "trainer" not in config and "mixed_precision" not in given:
+        flags["--bf16"] = ""
+        ledger.assume(
+            "precision", "bf16, as Megatron-Bridge's recipes set it", "mixed_precision", "step time and memory"
+        )
     if "--num-query-groups" in flags:
         flags["--group-query-attention"] = ""
     if isinstance(betas := rest.pop("model.optim.betas", None), list) and len(betas) == 2:
         flags["--adam-beta1"], flags["--adam-beta2"] = map(_text, betas)
-    if "--transformer-impl" not in flags:
-        flags["--use-mcore-models"] = ""
+    if "--transformer-impl" not in flags and ("trainer" not in config or given.get("model.mcore_gpt")):
+        flags["--use-mcore-models"] = ""  # NeMo before Megatron Core had layers of its own
     if given.get("model.megatron_amp_O2") is False:
         ledger.warn(
             "model.megatron_amp_O2 false keeps parameters in fp32 beside those of the layers: not in the forecast"
@@ -171,27 +183,26 @@ def translate(config: Mapping[str, Any], request: Request, ledger: Ledger) -> di
     found = [Statement(SIZES[key], size, key) for key in SIZES if (size := _size(rest.pop(key, None))) is not None]  # type: ignore[arg-type]
     cluster, world = cluster_section(agree(found, ledger), request, {}, ledger)
     run = megatron.of_arguments(arguments, request, cluster, world, ledger)
-    _in_its_words(config, ledger)
-    left = [key for key in rest if rest[key] not in (None, False, [])]
+    ledger.reword(lambda said: re.sub(r"--[a-z][a-z0-9-]+", lambda match: key_of(match[0], config), said))
+    left = [key for key in rest if rest[key] not in NEUTRAL]
     ledger.no_effect([key for key in left if IDLE.match(key)], "NeMo keys")
-    unknown("NeMo key", [key for key in left if not IDLE.match(key)], [*given], ledger)
+    strange = [key for key in left if not IDLE.match(key)]
+    matter = {key: f"{key} {_text(rest[key])}" for key in strange if key.startswith("model.") and MATTERS.search(key)}
+    if not request.accept_unknown:
+        strange = [key for key in strange if key not in refuse("NeMo key", matter, arguments)]
+    unknown("NeMo key", strange, [key for keys in KEYS.values() for key in keys], ledger)
     return run
+
+
+def _sections(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Megatron-Bridge's sections under their names of today: `model`, once `model_config`."""
+    return {str(name).removesuffix("_config") if "model_config" in config else name: config[name] for name in config}
 
 
 def key_of(flag: str, config: Mapping[str, Any]) -> str:
     """The key of a flag that stands in a section of this configuration, else the first."""
     keys = KEYS.get(flag, [flag])
-    return next((key for key in keys if key.partition(".")[0] in config), keys[0])
-
-
-def _in_its_words(config: Mapping[str, Any], ledger: Ledger) -> None:
-    """What was said of flags, said of the keys that they stand for."""
-
-    def say(sentence: str) -> str:
-        return re.sub(r"--[a-z][a-z0-9-]+", lambda match: key_of(match[0], config), sentence)
-
-    ledger.reword(say)
-    ledger.assumptions[:] = [replace(each, value=say(each.value), flag=say(each.flag)) for each in ledger.assumptions]
+    return next((key for key in keys[:: 1 if "trainer" in config else -1] if key.partition(".")[0] in config), keys[0])
 
 
 def resolved(given: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
@@ -199,9 +210,10 @@ def resolved(given: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     found = dict(given)
     for key, value in given.items():
         for _ in range(10):
-            if not isinstance(value, str) or not (match := re.fullmatch(r"\$\{([\w.]{1,200})\}", value)):
+            if not isinstance(value, str) or not (match := re.fullmatch(r"\$\{(\.?[\w.]{1,200})\}", value)):
                 break
-            value = given.get(match[1], given.get(f"variables.{match[1]}"))
+            name = key.rpartition(".")[0] + match[1] if match[1][0] == "." else match[1]  # `${.beside}`
+            value = given.get(name, given.get(f"variables.{name}"))
         if isinstance(value, str) and "${" in value and not IDLE.match(key):
             ledger.warn(f"{key} is {value}, which cannot be known here: it is taken as not given")
             value = None

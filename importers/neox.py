@@ -29,6 +29,7 @@ class NeoX(Values):
     """The keys of a configuration, '_' between words."""
 
     kind = "GPT-NeoX key"
+    sections = ""
 
 
 def translate(
@@ -37,6 +38,7 @@ def translate(
     world: int | None,
     ledger: Ledger,
     asked: Mapping[str, Any] | None = None,
+    accept_unknown: bool = False,
 ) -> dict[str, Any]:
     """The run of a configuration; `world` is the number of GPUs, if known, `asked` what `--set` says."""
     given = _one_spelling(config, ledger)
@@ -71,7 +73,7 @@ def translate(
     _fusions(values, plan["attention"], model)
     run |= {"plan": plan, "model": model}
     _training(values, run)
-    values.account()
+    values.account(accept_unknown)
     return run
 
 

@@ -24,6 +24,14 @@ from plan.ledger import MOST_HINTS, MOST_NAME, Ledger, set_path
 from program.nearest import nearest_name
 
 Effect = Literal["read", "idle", "left out"]
+MATTERS = re.compile(
+    r"attention|attn|head|layer|hidden|ffn|mlp|norm|embed|rotary|rope|position|window|expert|moe|glu|relu|gelu|bias"
+    r"|vocab|precision|fp[0-9]|bf16|dtype|quant|parallel|pipeline|tensor|shard|fsdp|zero|recompute|activation"
+    r"|offload|query|kv|seq|batch|residual|tie|dropout|optimizer"
+)
+"""Names of keys that change architecture, precision, layout or memory."""
+NEUTRAL: tuple[object, ...] = (None, False, 0, 1, -1, "", "none", "null", [], {})
+"""Values that leave most keys without effect."""
 NEAR = 0.8
 """How alike a known name must be to be suggested."""
 
@@ -100,6 +108,8 @@ class Values:
     was written, and None. Null is not given."""
 
     kind = "key"
+    sections: str | None = None
+    """Where an unknown key may be refused, as a pattern of names; None: nowhere."""
 
     def __init__(
         self,
@@ -204,8 +214,14 @@ class Values:
         if self.has(key):
             self.ledger.note(f"{self.name(key)} has no effect {reason}")
 
-    def account(self) -> None:
-        """Speak of every key that was not read."""
+    def account(self, accept_unknown: bool = False) -> None:
+        """Speak of every key that was not read. One that nobody knows is refused where its name says that it changes
+        the model, its precision, its layout or its memory, unless `accept_unknown`."""
+        if not accept_unknown:
+            strange = {key: self.said(key) for key in self.given if key not in self.touched and self.find(key) is None}
+            self.touched |= refuse(
+                self.kind, {key: said for key, said in strange.items() if self.may_matter(key)}, self
+            )
         rest = [name for name in self.given if name not in self.touched]
         found = {name: key for name in rest if (key := self.find(name)) is not None}
         reasons: dict[str, list[str]] = {}
@@ -218,6 +234,11 @@ class Values:
             [self.name(each) for each, key in found.items() if key.effect != "left out"], f"{self.kind}s"
         )
         unknown(self.kind, [self.name(name) for name in rest if name not in found], list(self.table), self.ledger)
+
+    def may_matter(self, name: str) -> bool:
+        """Whether an unknown key is in a section where it must not be left out, and has a value that does something."""
+        inside = self.sections is not None and re.match(self.sections, name)
+        return bool(inside and MATTERS.search(name) and self.given[name] not in NEUTRAL)
 
     def find(self, name: str) -> Key | None:
         """The row of a key, or of the section that it is in, if all else in that section is without effect."""
@@ -245,6 +266,18 @@ class _Open:
 
 
 OPEN = _Open()
+
+
+def refuse(kind: str, names: Mapping[str, str], values: Values) -> set[str]:
+    """A problem about each unknown name that may matter; `names`: the names and how they are shown."""
+    for number, (name, said) in enumerate(names.items()):
+        near = hint(name, list(values.table)) if number < MOST_HINTS else None
+        values.ledger.problem(
+            f"unknown {kind} {said}: it may change the model, its precision, its layout or its memory;"
+            + (f" did you mean {near}?" if near else "")
+            + " --accept-unknown forecasts the run without it"
+        )
+    return set(names)
 
 
 def unknown(kind: str, names: list[str], known: list[str], ledger: Ledger) -> None:

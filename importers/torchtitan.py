@@ -61,10 +61,15 @@ class Titan(Values):
     """The dotted keys of a configuration under their names of today."""
 
     kind = "torchtitan key"
+    sections = r"(model|parallelism|float8|quantize)\."
 
 
 def translate(
-    tables: Mapping[str, Any], ledger: Ledger, world: int | None = None, asked: Mapping[str, Any] | None = None
+    tables: Mapping[str, Any],
+    ledger: Ledger,
+    world: int | None = None,
+    asked: Mapping[str, Any] | None = None,
+    accept_unknown: bool = False,
 ) -> dict[str, Any]:
     """Model, plan, optimizer, train and checkpoint sections; `world` (GPUs) settles data parallelism, `asked` is what
     --set says."""
@@ -76,15 +81,18 @@ def translate(
     local = asked.get("plan.micro_batch_size")
     values = _values(written, ledger, asked | ({} if local is None else {"local": local}))
     plan = _plan(values)
-    fsdp(plan, "torchtitan's FSDP2", ledger)
     ranks = _data_parallel(values, plan, world)
+    if plan["pipeline_parallel"] > 1:
+        _in_stages(plan, ranks, asked, ledger)
+    else:
+        fsdp(plan, "torchtitan's FSDP2", ledger)
     length = values.whole("training.seq_len", 2048) or 2048
     if not values.has("training.seq_len"):
         ledger.assume("sequence length", "2048, torchtitan's default", "training.seq_len", "memory and step time")
     if not values.wrong:  # a batch does not follow from a wrong number
         plan |= _batch(values, plan, length, ranks)
     run: dict[str, Any] = {"model": _model(values, length), "plan": plan} | _training(values)
-    values.account()
+    values.account(accept_unknown)
     return run
 
 
@@ -147,6 +155,18 @@ def _plan(values: Values) -> dict[str, Any]:
     if values.on("float8.enable_float8_linear") or "float8" in (values.text("model.converters") or ""):
         plan["precision"] = "fp8"
     return plan
+
+
+def _in_stages(plan: dict[str, Any], ranks: int | None, asked: Mapping[str, Any], ledger: Ledger) -> None:
+    """torchtitan shards inside pipeline stages, which no engine here does; one rank has nothing to shard."""
+    plan.pop("zero")
+    plan["zero_stage"] = 1
+    if ranks != 1 and "plan.zero_stage" not in asked:
+        ledger.not_yet(
+            f"FSDP inside {plan['pipeline_parallel']} pipeline stages (data_parallel_shard_degree with"
+            " pipeline_parallel_degree)",
+            "--set plan.pipeline_parallel=1, or --set plan.zero_stage=1 for sharded optimizer state alone",
+        )
 
 
 def _recompute(values: Values) -> dict[str, Any]:

@@ -38,6 +38,11 @@ KEYS = table(
         training.gc_freq training.deterministic compile optimizer.implementation optimizer.fused
         optimizer.early_step_in_backward lr_scheduler.decay_ratio lr_scheduler.lr_min memory_estimation
         parallelism.disable_loss_parallel parallelism.context_parallel_rotate_method
+        parallelism.module_fqns_per_model_part parallelism.pipeline_parallel_layers_per_stage
+        parallelism.pipeline_parallel_schedule_csv parallelism.enable_compiled_autograd
+        parallelism.expert_tensor_parallel_degree parallelism.context_parallel_load_balancer
+        activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns activation_checkpoint.preserve_rng_state
+        activation_checkpoint.determinism_check activation_checkpoint.debug
         parallelism.pipeline_parallel_split_points activation_checkpoint.early_stop
         parallelism.pipeline_parallel_first_stage_less_layers experimental.pipeline_parallel_split_points
         parallelism.pipeline_parallel_last_stage_less_layers float8 quantize.linear.float8 symm_mem_recipe

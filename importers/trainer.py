@@ -8,6 +8,7 @@ Facts read from axolotl-ai-cloud/axolotl, `src/axolotl/utils/schemas`, hiyouga/L
 `training_args.py`. A key's `trainer.…` target is what both files mean by it.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -67,6 +68,9 @@ LLAMA_FACTORY = table(
     """,
 )
 
+ADAMW = re.compile(r"(paged_)?adam(w(_torch(_fused|_xla|_npu_fused)?|_hf|_apex_fused)?)?(_32bit)?")
+"""Names of AdamW with its states in 32 bits."""
+
 
 class Trainer(Values):
     """The keys of a configuration."""
@@ -120,6 +124,11 @@ def _not_forecast(values: Values, trainer: Mapping[str, Any]) -> None:
             values.ledger.not_yet(
                 f"weights in {trainer[key] if trainer[key] is not True else bits} bits", "bf16 weights"
             )
+    optimizer = str(trainer.get("optimizer") or "adamw_torch").lower()
+    if not re.fullmatch(
+        r"(paged_)?(adamw?|adamw_torch(_fused|_xla|_npu_fused)?|adamw_hf|adamw_apex_fused)(_32bit)?", optimizer
+    ):
+        values.ledger.not_yet(f"the optimizer {trainer['optimizer']}", "adamw_torch")
     for key in ("tensor", "ulysses"):
         if trainer.get(key) not in (None, 1):
             values.ledger.not_yet(f"{key} parallelism under Hugging Face's Trainer", "data parallelism")
@@ -197,17 +206,17 @@ def _plan(
     if "micro_batch_size" not in said:
         flag = "per_device_train_batch_size" if default == 8 else "micro_batch_size"
         ledger.assume("batch", f"{default} a GPU", flag, "memory, step time, tokens a step")
-    batch = {"micro_batch_size": micro}
+    batch, ranks = {"micro_batch_size": micro}, request.ranks(world)
     if request.asked.get("plan.global_batch_size"):
         batch["global_batch_size"] = request.asked["plan.global_batch_size"]
-    elif world.size and micro:
-        batch["global_batch_size"] = micro * steps * world.size
+    elif ranks and micro:
+        batch["global_batch_size"] = micro * steps * ranks
     json = trainer.get("deepspeed")
     if json:
         hidden = megatron.hidden_of(model, request.asked)
         return _deepspeed(values, json, batch | {"steps": steps, "hidden": hidden}, precision, beside, world, request)
     if "global_batch_size" in batch:
-        ledger.note(f"global batch {batch['global_batch_size']} = micro batch {micro} × {steps} × {world.size} GPUs")
+        ledger.note(f"global batch {batch['global_batch_size']} = micro batch {micro} × {steps} × {ranks} ranks")
     kinds = trainer.get("fsdp")
     words = " ".join(map(str, kinds)) if isinstance(kinds, list) else str(kinds or "")
     plan: dict[str, Any] = {"precision": precision, **batch}
@@ -260,7 +269,7 @@ def _deepspeed(
     clean = {key: value for key, value in config.items() if key != "train_batch_size" or value != "auto"}
     clean |= {key: auto[key] for key in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")}
     setting = deepspeed.Setting(
-        ranks=world.size, hidden=batch["hidden"], precision=precision, auto=auto, asked=request.asked
+        ranks=request.ranks(world), hidden=batch["hidden"], precision=precision, auto=auto, asked=request.asked
     )
     pieces = deepspeed.translate(clean, setting, ledger)
     plan: dict[str, Any] = pieces["plan"]

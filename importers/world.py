@@ -7,6 +7,7 @@ command line (`nodes`, `cluster`) is a deliberate what-if: it wins, with a warni
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, Literal
 
 from importers.deepspeed_optimizer import Semantics
@@ -65,6 +66,12 @@ class Request:
     def of(self, section: str, keys: Sequence[str]) -> dict[str, Any]:
         """What `--set` says of some keys of a section."""
         return {key: self.asked[f"{section}.{key}"] for key in keys if f"{section}.{key}" in self.asked}
+
+    def ranks(self, world: "World") -> int | None:
+        """Data-parallel ranks of a file that knows of no other: what --set says of the degrees counts."""
+        degrees = self.of("plan", ("tensor_parallel", "pipeline_parallel", "context_parallel"))
+        share = prod(degree for degree in degrees.values() if isinstance(degree, int))
+        return world.size // share if world.size and share > 0 and world.size % share == 0 else None
 
     @property
     def sized(self) -> bool:

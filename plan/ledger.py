@@ -10,7 +10,7 @@ sentences; `refuse()` raises the problems together as one `InputError`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from program import numbers
 from program.errors import InputError, NotYetForecast
@@ -105,6 +105,7 @@ class Ledger:
         """Every sentence as `say` says it."""
         for kind in (self.notes, self.warnings, self.problems, self.not_forecast, self.unknowns):
             kind[:] = map(say, kind)
+        self.assumptions[:] = [replace(each, value=say(each.value), flag=say(each.flag)) for each in self.assumptions]
 
     def refuse(self) -> None:
         """Raise what is wrong, all at once: `InputError`, or `NotYetForecast` when nothing is wrong but something is

@@ -24,7 +24,7 @@ from windtunnel.assumed import left_open
 
 YAML = (".yaml", ".yml")
 SECTIONS = {"model", "cluster", "plan"}
-FOREIGN = {"trainer", "ddp", "mixed_precision", "fsdp_config", "max_duration", "global_train_batch_size"}
+FOREIGN = {"trainer", "model_config", "ddp", "mixed_precision", "fsdp_config", "max_duration"}
 """Sections of other frameworks' files, beside a `model` of theirs."""
 
 

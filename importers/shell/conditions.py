@@ -147,9 +147,9 @@ class _Or:
             pattern = pattern.replace(f"[:{name}:]", signs)
         loose = len(re.findall(r"[*+{]", pattern))
         nested = re.search(r"\)[*+{]", pattern) and (loose > 1 or "?" in pattern or "|" in pattern)
-        if "[:" in pattern or "(?" in pattern or loose > 3 or nested or len(text) > 100:
+        if "[:" in pattern or "(?" in pattern or loose > 2 or nested or len(text) > 100:
             return None
-        self.expander.budget.step(pieces(len(text) ** max(1, loose), 1000) + len(pattern))
+        self.expander.budget.step(pieces(len(text) ** (loose + 1), 1000) + len(pattern))
         try:
             found = re.search(pattern, text)
         except re.error:

@@ -75,6 +75,7 @@ class _Walk(Flow):
         super().__init__(script)
         self.local: list[dict[str, Value | None]] = []
         """For each function that is being walked: what its `local` variables were before."""
+        self.expander.called = self._output_of
         self.own: dict[str, Callable[[list[str], Simple], bool | None]] = {
             "source": self._source,
             ".": self._source,
@@ -322,6 +323,30 @@ class _Walk(Flow):
                 self.expander.variables.pop(variable, None)
                 if value is not None:
                     self.expander.variables[variable] = value
+
+    def _output_of(self, name: str, arguments: list[str]) -> str | None:
+        """What a function prints, if all that it does is to print."""
+        if name not in self.functions:
+            return None
+        before, variables, line = len(self.script.commands), self.copied(self.expander.variables), self.budget.line
+        try:
+            self.call(name, arguments, line)
+        except Leave:
+            return None
+        finally:
+            done = self.script.commands[before:]
+            del self.script.commands[before:]
+            self.expander.variables = variables
+        lines = []
+        for command in done:
+            words = [word for word in command.words[1:] if word != "-n"]
+            text = " ".join(words) if command.words[0] == "echo" else None
+            if command.words[0] == "printf" and words:
+                text = printed(self.expander, words[0], words[1:])
+            if text is None or command.condition:
+                return None
+            lines.append(text)
+        return "\n".join(lines).rstrip("\n")
 
     def _positional(self, wanted: bool) -> dict[str, Value]:
         """The variables that are arguments, or those that are not."""

@@ -7,7 +7,7 @@ import posixpath
 
 from importers.shell.budget import pieces
 from importers.shell.parse import parse
-from importers.shell.printing import printed, sequence
+from importers.shell.printing import filtered, printed, sequence
 from importers.shell.tree import Chain, Heredoc, Node, Pipeline, Simple
 from importers.shell.values import Value, Words
 from program.errors import InputError
@@ -32,17 +32,22 @@ def substitute(owner: Words, command: str) -> Value:
 def _output(owner: Words, nodes: list[Node]) -> str | None:
     if (folder := _change_and_tell(nodes)) is not None:
         return owner.text(folder)
-    node, by_word = nodes[0] if len(nodes) == 1 else None, False
-    if isinstance(node, Pipeline) and len(node.parts) == 2 and _words(node.parts[1]) == ["xargs"]:
-        node, by_word = node.parts[0], True
+    node = nodes[0] if len(nodes) == 1 else None
+    if isinstance(node, Pipeline) and len(node.parts) > 1 and not node.negated:
+        text = _output(owner, node.parts[:1])
+        for part in node.parts[1:]:
+            words = [owner.text(word) for word in _words(part)]
+            text = None if text is None or owner.why(text) else filtered(owner, words, text)
+        return text
     if not isinstance(node, Simple) or node.assigns:
         return None
-    if node.words in (["cat"], ["cat", "-"]) and len(node.heredocs) == 1 and not (node.redirects or by_word):
+    if node.words in (["cat"], ["cat", "-"]) and len(node.heredocs) == 1 and not node.redirects:
         return _heredoc(owner, node.heredocs[0])
-    if (name := _file(node)) is not None:
+    counts = node.words == ["wc", "-l"] and len(node.redirects) == 1 and node.redirects[0][0] == "<"
+    if (name := node.redirects[0][1] if counts else _file(node)) is not None:
         text = owner.file(owner.text(name))
-        return None if text is None else " ".join(text.split()) if by_word else text.rstrip("\n")
-    return None if by_word or node.redirects or node.heredocs or not node.words else _printed(owner, node.words)
+        return text if text is None else str(text.count("\n")) if counts else text.rstrip("\n")
+    return None if node.redirects or node.heredocs or not node.words else _printed(owner, node.words)
 
 
 def _words(node: Node | None) -> list[str]:
@@ -79,6 +84,8 @@ def _printed(owner: Words, words: list[str]) -> str | None:
     name, *rest = words
     if words == ["pwd"]:
         return "."
+    if (said := owner.called(name, [field for word in rest for field in owner.fields(word)])) is not None:
+        return said
     if name == "echo":
         return " ".join(field for word in rest if word != "-n" for field in owner.fields(word) or [""])
     if name == "expr":

@@ -52,6 +52,8 @@ class Values:
     budget: Budget = field(default_factory=Budget)
     file: Callable[[str], str | None] = lambda name: None
     """The text of a file by the name the script uses, where it is known."""
+    called: Callable[[str, list[str]], str | None] = lambda name, arguments: None
+    """What a function of the script prints; None for any other name, and where nobody knows."""
     name: str = "./script.sh"
     """What `$0` is: the script, seen from its folder."""
 

@@ -44,7 +44,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> ImportResult:
     return imported(tmp_path_factory.mktemp("plain"), BASE, cluster="dgx-a100-80gb")
 
 
-@pytest.mark.parametrize("flag", flags.known_flags())
+@pytest.mark.parametrize("flag", [*flags.FLAGS, *flags.RENAMED])
 def test_every_known_flag_is_accounted_for(flag: str, plain: ImportResult, tmp_path: Path) -> None:
     """A value other than the default changes the run, or a new sentence is said."""
     arity = flags.arity(flag)

@@ -67,6 +67,38 @@ def laid_json(text: str, values: dict[str, Any]) -> str | None:
     return json.dumps(config)
 
 
+def dotted(words: dict[str, str]) -> Written:
+    """A JSON text of nested keys."""
+
+    def written(text: str, values: dict[str, Any]) -> str | None:
+        config = json.loads(text)
+        for key, value in values.items():
+            if key not in words:
+                return None
+            *above, last = words[key].split(".")
+            level = config
+            for name in above:
+                level = level[name]
+            level[last] = value
+        return json.dumps(config)
+
+    return written
+
+
+NEMO = {"layers": "num_layers", "hidden": "hidden_size", "seq_length": "encoder_seq_length", "vocab": "vocab_size"}
+NEMO_WORDS = {f"model.{key}": f"model.{word}" for key, word in NEMO.items()}
+NEMO_WORDS |= {f"plan.{name}": f"model.{name}" for name in ("micro_batch_size", "global_batch_size")}
+NEMO_WORDS |= {f"plan.{name}_parallel": f"model.{name}_model_parallel_size" for name in ("tensor", "pipeline")}
+NEMO_MODEL = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "encoder_seq_length": 32}
+NEMO_MODEL |= {"vocab_size": 1000, "micro_batch_size": 2, "global_batch_size": 32, "tensor_model_parallel_size": 1}
+MPT = {"d_model": 64, "n_layers": 4, "n_heads": 4, "vocab_size": 1000}
+MPT_FILE = {"max_seq_len": 32, "model": MPT, "global_train_batch_size": 64, "device_train_microbatch_size": 2}
+MPT_WORDS = {"model.layers": "model.n_layers", "model.hidden": "model.d_model", "model.vocab": "model.vocab_size"}
+MPT_WORDS |= {"model.seq_length": "max_seq_len", "plan.global_batch_size": "global_train_batch_size"}
+MPT_WORDS |= {"plan.micro_batch_size": "device_train_microbatch_size"}
+AXOLOTL = {"base_model": "llama-2-7b", "sequence_len": 32, "micro_batch_size": 2, "gradient_accumulation_steps": 2}
+AXOLOTL |= {"bf16": True}
+AXOLOTL_WORDS = {"model.seq_length": "sequence_len", "plan.micro_batch_size": "micro_batch_size"}
 SCRIPT = (
     "#!/bin/bash\ntorchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 1 --num-layers 4 "
     "--hidden-size 64 --num-attention-heads 4 --seq-length 32 --vocab-size 1000 --micro-batch-size 2 --bf16 --swiglu "
@@ -117,6 +149,9 @@ FORMATS: dict[str, tuple[str, str, Written]] = {
     "deepspeed with a batch": ("ds.json", json.dumps(ZERO | {"train_batch_size": 32}), laid_json),
     "neox": ("neox.yml", NEOX, keys(NEOX_WORDS, ":")),
     "torchtitan": ("titan.toml", TITAN, keys(TITAN_WORDS, " =")),
+    "nemo": ("nemo.yaml", json.dumps({"trainer": {"precision": "bf16"}, "model": NEMO_MODEL}), dotted(NEMO_WORDS)),
+    "llm-foundry": ("mpt.yaml", json.dumps(MPT_FILE | {"fsdp_config": {}}), dotted(MPT_WORDS)),
+    "axolotl": ("axolotl.yaml", json.dumps(AXOLOTL), dotted(AXOLOTL_WORDS)),
     "config.json": ("config.json", json.dumps(CONFIG), lambda text, values: None),
 }
 VALUES = {
@@ -149,8 +184,11 @@ def test_an_override_is_as_if_the_file_said_so(tmp_path: Path, format_: str, key
     asked = [f"{key}={VALUES[key]}"]
     over = read(tmp_path, name, text, overrides=asked)
     found = override(over.run_dict, asked)
-    assert not over.problems
     other = write(text, {key: VALUES[key]})
+    if other is not None and (problems := read(tmp_path, name, other).problems):
+        assert over.problems == problems  # FSDP inside pipeline stages
+        return
+    assert not over.problems
     if key.startswith("cluster"):
         section = {"preset": "dgx-h100", key.split(".")[1]: VALUES[key]}
         expected = read(tmp_path, name, text.replace(" --nproc_per_node 8", ""), cluster=section).run_dict
@@ -161,7 +199,7 @@ def test_an_override_is_as_if_the_file_said_so(tmp_path: Path, format_: str, key
         ranks = 8 * cluster.get("nodes", 1)
         ranks //= plan.get("tensor_parallel", 1) * plan.get("pipeline_parallel", 1)
         whole = plan.get("global_batch_size", 0)
-        steps = {"deepspeed": 2, "neox": 2, "torchtitan": 1, "config.json": 0}.get(format_, 0)
+        steps = {"deepspeed": 2, "neox": 2, "torchtitan": 1, "axolotl": 2}.get(format_, 0)
         assert whole == (VALUES[key] if key.endswith("global_batch_size") else whole)
         if steps and not key.endswith("global_batch_size"):
             assert whole == plan["micro_batch_size"] * steps * ranks

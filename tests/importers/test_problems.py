@@ -87,6 +87,16 @@ def test_unknown_names_are_one_sentence(tmp_path: Path) -> None:
     ]
 
 
+def test_sharding_over_one_rank_is_said_to_do_nothing(tmp_path: Path) -> None:
+    """ZeRO at data-parallel 1, by a flag and by a JSON."""
+    flags = "--bf16 --use-distributed-optimizer --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2"
+    assert said(imported(tmp_path, script(flags)), "--use-distributed-optimizer does nothing at data-parallel 1")
+    assert not said(imported(tmp_path, script("--bf16 --use-distributed-optimizer")), "does nothing")
+    text = json.dumps({"zero_optimization": {"stage": 2}, "train_batch_size": 4})
+    alone = imported(tmp_path, text, "ds.json", model="gpt2-355m", overrides=["cluster.gpus=1"])
+    assert said(alone, "zero_optimization.stage 2 does nothing at data-parallel 1")
+
+
 @pytest.mark.parametrize(
     ("name", "near"),
     [
@@ -141,7 +151,52 @@ def test_what_was_left_open_is_an_assumption(tmp_path: Path, name: str, text: st
     assert "recompute" not in {each.subject for each in asked.assumptions}
 
 
+def test_an_unknown_value_in_an_assumption_is_plain_text(tmp_path: Path) -> None:
+    """The words of a sentence, never a marker; NeMo's keys for NeMo's files."""
+    text = script("--bf16 --tokenizer-type Custom --tokenizer-model $(hostname)/x --save $NOWHERE/x")
+    result = imported(tmp_path, text)
+    assert said(result, "vocabulary", "Custom with <hostname>/x")
+    assert all(ord(letter) < 0xE000 for each in result.assumptions for letter in each.value)
+    nemo = json.dumps({"trainer": {"precision": "32"}, "model": {"tensor_model_parallel_size": 1, "num_layers": 2}})
+    found = imported(tmp_path, nemo, "n.yaml", nodes=1, model="gpt2-124m")
+    assert not any("--" in each.flag for each in found.assumptions if each.subject != "GPUs a node"), found.assumptions
+
+
 def test_a_node_s_gpus_are_an_assumption_where_nobody_says_them(tmp_path: Path) -> None:
     """By the launcher's option."""
     assert said(imported(tmp_path, script("--bf16", "torchrun"), nodes=2), "GPUs a node: 8", "--nproc_per_node")
     assert not said(imported(tmp_path, script("--bf16"), nodes=2), "GPUs a node")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        (
+            "n.yml",
+            "num_layers: 4\npipe_parallel_size: 1\nkv_compression_heads: 3\n",
+            "GPT-NeoX key kv_compression_heads",
+        ),
+        (
+            "t.toml",
+            '[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\nfoo_parallel = 4\n',
+            "parallelism.foo_parallel",
+        ),
+        (
+            "m.yaml",
+            "max_duration: 1ba\nmodel: {d_model: 8, n_heads: 1, n_layers: 1, odd_embedding: 3}\n",
+            "odd_embedding",
+        ),
+        (
+            "x.yaml",
+            "model: {tensor_model_parallel_size: 1, odd_attention: wide}\n",
+            "NeMo key model.odd_attention wide",
+        ),
+    ],
+)
+def test_an_unknown_key_that_may_matter_is_refused_in_every_format(
+    tmp_path: Path, name: str, text: str, words: str
+) -> None:
+    """By its name, and with what goes on without it; a value of nothing is let pass."""
+    refused = imported(tmp_path, text, name, nodes=1).problems
+    assert any(words in each and "--accept-unknown" in each for each in refused), refused
+    assert not any("unknown" in each for each in imported(tmp_path, text, name, nodes=1, accept_unknown=True).problems)

@@ -367,6 +367,9 @@ COUNTED = [
     ("IFS=x read -ra A <<< '8x3x5'; go ${A[2]} ${#A[@]}", "5 3"),
     ("for i in $(seq 2 2 8); do N=$i; done; go $N $(seq -s, 3)", "8 1,2,3"),
     ("while getopts 'n:' o; do case $o in n) N=$OPTARG;; esac; done; go ${N:-4}", "4"),
+    ("f() { local n=$1; echo $((n * 2)); }; N=$(f 4); go $N ${n:-none}", "8 none"),
+    ("f() { X=9; printf '%d-%s' $1 b; }; X=1; go $(f 3) $X", "3-b 1"),
+    ("go $(echo '4*2' | bc) $(echo a_b_c | cut -d_ -f2) $(seq 5 | tail -n 1) $(printf '1\\n2\\n' | wc -l)", "8 b 5 2"),
     ("A=(--a 1); A+=(--b 2); go \"${A[@]}\"", "--a 1 --b 2"),
 ]  # fmt: skip
 

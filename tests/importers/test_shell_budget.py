@@ -89,6 +89,11 @@ CONSTRUCTS = {
     + (f"if {UNKNOWN}; then " + "; ".join(f"V{i}=x" for i in range(2_000)) + "; fi\n") * 5,
     "conditions in conditions": f"if {UNKNOWN}; then\n" * 50 + "X=1\n" + "fi\n" * 50,
     "conditions in loops": MANY + f"for i in {{1..90000}}; do if {UNKNOWN}; then X=$i; fi; done",
+    "a function that prints what it prints": "f() { echo $(f)$(f); }\nX=$(f)",
+    "a function that prints much": "f() { for i in {1..9000}; do echo $X; done; }\nX=abc\nwhile :; do X=$(f); done",
+    "a loop that counts without an end": "for ((i=0; i>=0; i++)); do X=$X$i; done",
+    "a while of whiles": "while ((I++ < 900)); do J=0; while ((J++ < 900)); do X=$J; done; done",
+    "a regular expression over much": f"X={'a' * 99}\nfor i in {{1..9000}}; do [[ $X =~ a*a*b ]]; done",
     "unknown values in loops": "for i in {1..90000}; do X+=$(date +$i); done",
     "an unknown list": "for i in {1..90000}; do A+=($NOPE$i); done; for i in ${A[@]}; do X=$i; done",
     # what is made of it

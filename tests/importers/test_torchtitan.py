@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from importers import import_file
+from plan.run import load
 from program.errors import InputError
 from tests.importers.imported import imported, said
 
@@ -105,7 +106,19 @@ def test_pipelines_cut_the_local_batch(tmp_path: Path) -> None:
     """With a pipeline the micro-batch is pipeline_parallel_microbatch_size."""
     text = MIDDLE.replace("tensor_parallel_degree = 8", "tensor_parallel_degree = 8\npipeline_parallel_degree = 2")
     plan = imported(tmp_path, text, "x.toml", cluster="dgx-a100-80gb", nodes=8).run_dict["plan"]
-    assert (plan["micro_batch_size"], plan["global_batch_size"], plan["zero"]) == (1, 32, {"reshard": False})
+    assert (plan["micro_batch_size"], plan["global_batch_size"]) == (1, 32)
+
+
+def test_sharding_inside_stages_is_not_yet_forecast(tmp_path: Path) -> None:
+    """torchtitan allows it: no rule is broken. One data-parallel rank, or what is asked for, is forecast."""
+    text = MIDDLE.replace("tensor_parallel_degree = 8", "tensor_parallel_degree = 2\npipeline_parallel_degree = 2")
+    request = {"cluster": "dgx-h100", "nodes": 1}
+    refused = imported(tmp_path, text, "x.toml", **request)
+    assert [each for each in refused.problems if "FSDP inside 2 pipeline stages" in each] == list(refused.problems)
+    asked = imported(tmp_path, text, "x.toml", overrides=["plan.zero_stage=1"], **request)
+    assert load(asked.run_dict).plan.pipeline_parallel == 2
+    alone = text.replace("tensor_parallel_degree = 2", "tensor_parallel_degree = 4")
+    assert load(imported(tmp_path, alone, "x.toml", **request).run_dict).plan.data_parallel == 1
 
 
 def test_every_wrong_number_is_said_at_once_under_the_key_that_was_written(tmp_path: Path) -> None:

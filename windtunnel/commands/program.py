@@ -129,7 +129,7 @@ def export(
         _write(Path(target), script)
         say.note(f"wrote {target}")
     if as_json:
-        say.emit_json({"framework": to.value, "script": script, "written": target, "unsaid": unsaid})
+        say.emit_json({"framework": to.value, "script": script, "written": target})
     elif not target:
         say.emit(script)
     source.warnings += unsaid
