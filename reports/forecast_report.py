@@ -17,6 +17,7 @@ from program.errors import InputError
 from reports import card, coverage, peaks, rounded, tiles
 from reports.forecast import (
     NOT_MODELLED,
+    SEVERAL_NODES,
     Assumed,
     Cost,
     Forecast,
@@ -87,7 +88,7 @@ def report(
         cost=cost,
         warnings=(*warnings, *_doubts(run, priced, memory), *_unpriced(run, program, priced)),
         notes=(*notes, *rounded.notes(run, program)),
-        not_modelled=(*NOT_MODELLED, *unread(run)),
+        not_modelled=(*NOT_MODELLED, *([SEVERAL_NODES] if run.cluster.nodes > 1 else []), *unread(run)),
         remedies=(),
         advice=(),
         run=run.to_dict(),

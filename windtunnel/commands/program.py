@@ -78,7 +78,7 @@ def import_(
     source = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read), accept_unknown, False)
     plain, target = source.translated(), output or None
     if as_json:
-        about = {"assumptions": [asdict(each) for each in source.assumptions]}
+        about: dict[str, Any] = {"assumptions": [asdict(each) for each in source.assumptions]}
         about |= {"notes": source.notes, "warnings": source.warnings}
         say.emit_json({"run": plain, **about, "written": target})
     if target:
@@ -183,7 +183,7 @@ def run_yaml(run: Mapping[str, Any], source: RunSource) -> str:
 
     head = [
         f"# from {Path(source.path).name}",
-        *(f"# {line}" for said in source.said() for line in said.splitlines()),
+        *(f"# {line.removeprefix('note: ')}" for said in source.said() for line in said.splitlines()),
     ]
     plain = json.loads(json.dumps(run))
     body = yaml.safe_dump(plain, sort_keys=False, width=110, default_flow_style=None, allow_unicode=True)
