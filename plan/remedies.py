@@ -18,6 +18,8 @@ from plan.run.job import Run
 from program.nearest import divisors
 
 STATES = ("weights", "gradients", "optimizer")
+WEIGHTS = {"tensor parallel": 3, "offload": 6}
+"""Changes that a trainer makes after steps of the other kinds; the others count 1 a step."""
 Changes = Mapping[str, Any]
 """Dotted keys of a run file and their new values."""
 
@@ -47,12 +49,18 @@ def combined(run: Run) -> list[Remedy]:
         if remedy.kind not in ("pipeline", "partitioned"):  # whose changes are another kind's too
             kinds.setdefault(remedy.kind, [None]).append(remedy)
     found = []
-    for steps in product(*(range(len(options)) for options in kinds.values())):
+    for steps in product(*(_spread(len(options)) for options in kinds.values())):
         chosen = [options[step] for options, step in zip(kinds.values(), steps, strict=True)]
         taken = [each for each in chosen if each is not None]
         if len(taken) > 1:
-            found.append(((len(taken), sum(steps)), taken))
+            weight = sum(step * WEIGHTS.get(kind, 1) for kind, step in zip(kinds, steps, strict=True))
+            found.append(((len(taken), weight), taken))
     return [_together(run, taken) for _, taken in sorted(found, key=lambda item: item[0])]
+
+
+def _spread(options: int, most: int = 6) -> list[int]:
+    """Places of at most so many options, the first and the last among them."""
+    return sorted({round(place * (options - 1) / (most - 1)) for place in range(most)})
 
 
 def _together(run: Run, taken: list[Remedy]) -> Remedy:
@@ -189,13 +197,16 @@ def _share(name: str, plan: Plan) -> float:
 
 
 def _kept(run: Run) -> float:
-    """Relative bytes of activations that a rank keeps for a token: what a layer saves, times layers in flight."""
+    """Bytes of activations that a rank keeps for a token, over the model's width: what a layer saves, times layers in
+    flight; with recompute one whole layer; and the logits where they stand on the same rank."""
     plan, model = run.plan, run.model
     t, scores = plan.tensor_parallel, 5 * model.heads * model.seq_length / model.hidden
     scores = scores if plan.attention == "unfused" and plan.recompute == "none" else 0.0
     whole = 10 / t if plan.sequence_parallel else 10
-    layer = whole + (24 + scores) / t
+    saved = layer = whole + (24 + scores) / t
     if plan.recompute == "full":
         layer = 2 / t if plan.sequence_parallel or plan.partition_activations else 2
     in_flight = min(plan.microbatches, plan.pipeline_parallel)
-    return layer * model.layers / plan.pipeline_parallel * in_flight
+    once = saved if plan.recompute == "full" else 0.0
+    logits = 6 * model.vocab / model.hidden / t if plan.pipeline_parallel == 1 else 0.0
+    return layer * model.layers / plan.pipeline_parallel * in_flight + once + logits

@@ -203,6 +203,9 @@ def steps_of(tokens: float | None, tokens_per_step: int, steps: int) -> int:
     return steps if tokens is None else -(-int(tokens) // tokens_per_step)
 
 
+SEVERAL_NODES = (
+    "stragglers and a fabric that others share: published weak-scaling runs lose 2 to 15 % from 2 to 32 nodes"
+)
 NOT_MODELLED: Sequence[str] = (
     "failures, restarts and checkpoints",
     "device memory of NCCL's buffers (0.9 to 1.8 GB a communicator in NVIDIA/nccl issue 864)",

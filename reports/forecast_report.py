@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from compiler import laid_out
 from plan.flops import CONVENTIONS, Convention, hardware_flops_per_step, model_flops_per_step
+from plan.implementations import engine
 from plan.ledger import Assumption
 from plan.run import Run
 from program import StepProgram
@@ -16,6 +17,7 @@ from program.errors import InputError
 from reports import card, coverage, peaks, rounded, tiles
 from reports.forecast import (
     NOT_MODELLED,
+    SEVERAL_NODES,
     Assumed,
     Cost,
     Forecast,
@@ -27,7 +29,7 @@ from reports.forecast import (
     steps_of,
     utilisation,
 )
-from reports.memory_interval import START_BYTES, communicators, held, start_bytes
+from reports.memory_interval import communicators, held, start_bytes
 from reports.unread import unread
 
 if TYPE_CHECKING:
@@ -86,7 +88,7 @@ def report(
         cost=cost,
         warnings=(*warnings, *_doubts(run, priced, memory), *_unpriced(run, program, priced)),
         notes=(*notes, *rounded.notes(run, program)),
-        not_modelled=(*NOT_MODELLED, *unread(run)),
+        not_modelled=(*NOT_MODELLED, *([SEVERAL_NODES] if run.cluster.nodes > 1 else []), *unread(run)),
         remedies=(),
         advice=(),
         run=run.to_dict(),
@@ -195,9 +197,8 @@ def _borderline(run: Run, profile: Profile, memory: Memory) -> list[str]:
         causes += [f"up to {error.communicator_bytes / 1e9:g} GB of NCCL buffers for each of {many}"] if error else []
         weights = max(stage.weights_gib for stage in memory.per_stage)
         if start_bytes(run, weights) + memory.context_gib >= high:
-            causes = [
-                f"at its start DeepSpeed flattens weights that may be loaded in fp32: {START_BYTES} B a parameter"
-            ]
+            bytes_ = engine(run.plan).start_bytes
+            causes = [f"its start flattens weights that may be loaded in fp32, {bytes_} bytes a parameter at once"]
         found.append(
             f"memory is borderline: a real run may hold {low:.1f} to {high:.1f} GiB of {memory.capacity_gib:.1f} "
             f"({'; '.join(causes)})"

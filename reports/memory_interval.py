@@ -1,8 +1,8 @@
 """The interval around a forecast of memory: what a real run may hold, from what the profile says of the error.
 
 Device memory: the allocator's peak, by the profile's shares below and above; the device context; and above it the
-buffers of each communicator, which are outside of the allocator. DeepSpeed flattens weights while the module that it
-was given still stands, so its start may be the peak. Host memory: what is offloaded, and the profile's share above.
+buffers of each communicator, which are outside of the allocator. An implementation's start may be the peak, where it
+flattens weights beside the module that it was given. Host memory: what is offloaded, and the profile's share above.
 A verdict is borderline where the capacity lies inside the interval.
 """
 
@@ -11,14 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from plan.implementations import engine
 from plan.run import Run
 
 if TYPE_CHECKING:
     from calibration.profile import Profile
 
 Interval = tuple[float, float]
-START_BYTES = 4 + 2
-"""A parameter at DeepSpeed's start below ZeRO-3 (stage_1_and_2.py): fp32 as loaded, 16 bits in the flat buffer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,5 @@ def communicators(run: Run) -> int:
 
 
 def start_bytes(run: Run, weights: float) -> float:
-    """Bytes of `weights` while DeepSpeed flattens them; 0 where weights are made as the run holds them."""
-    plan = run.plan
-    flattened = plan.implementation == "deepspeed" and plan.zero_stage in (1, 2) and plan.bytes_per_element == 2
-    return START_BYTES * weights / plan.bytes_per_element if flattened else 0.0
+    """Bytes of `weights` before the first step; 0 where weights are made as the run holds them."""
+    return engine(run.plan).start_bytes * weights / run.plan.bytes_per_element

@@ -140,6 +140,8 @@ def _sentences(points: Sequence[Point | Refused]) -> list[tuple[str, list[str]]]
     refused = [each for each in points if isinstance(each, Refused)]
     runs = [each for each in points if isinstance(each, Point)]
     found = [("No run on", [f"{_nodes(each)}: {'; '.join(each.problems)}" for each in refused])]
-    for heading, name in (("Warnings", "warnings"), ("Notes", "notes"), ("Not modelled", "not_modelled")):
+    for heading, name in (("Warnings", "warnings"), ("Not modelled", "not_modelled")):
         found.append((heading, list(dict.fromkeys(line for each in runs for line in getattr(each, name)))))
+    common = [line for line in runs[0].notes if all(line in each.notes for each in runs)]
+    found.append(("Notes", common))  # the others are arithmetic of their nodes
     return [(heading, lines) for heading, lines in found if lines]

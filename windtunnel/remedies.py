@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     from windtunnel.source import RunSource
 
 GIB = 2.0**30
-EFFORT, KEPT_BACK = 24, 6
-"""What is compiled at most, in stages: a program counts as its stages and one more. Some is kept for the nearest plan.
-"""
+EFFORT, KEPT_BACK = 30, 12
+"""What is compiled at most, in units of about 50 ms on a core; some is kept for the nearest plan."""
 OF_ACTIVATIONS = ("micro-batch", "recompute", "sequence parallel", "partitioned")
 SLACK = 1.1
 """Estimates above the card by less than this are simulated all the same."""
@@ -128,7 +127,7 @@ class _Search:
             with gc_paused():
                 simulation = simulate(compile_run(run), run.cluster, profile)
                 memory = memory_of(run, profile, simulation)
-        except InputError:
+        except (InputError, OverflowError):  # refused by the rules, or longer than any time
             return None
         return Remedied(
             change=remedy.what,
@@ -161,8 +160,9 @@ class _Search:
 
 
 def _cost(run: Run) -> int:
-    """Effort of compiling and simulating a run."""
-    return 1 + run.plan.pipeline_parallel
+    """Effort of compiling and simulating a run: blocks for each stage, and events of stages that wait for others."""
+    stages = run.plan.stages
+    return 1 + stages + stages**2 // 16
 
 
 def _keys(sets: Iterable[str]) -> list[str]:

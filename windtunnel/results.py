@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from reports.described import DESCRIBED
+from reports.forecast import Assumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +158,7 @@ class Imported:
     __pydantic_config__: ClassVar[dict[str, Any]] = DESCRIBED
     run: dict[str, Any]
     """As resolved: a run file that loads to the same run."""
+    assumptions: tuple[Assumed, ...]
     notes: tuple[str, ...]
     """How the importer translated the file."""
     warnings: tuple[str, ...]

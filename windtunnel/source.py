@@ -75,6 +75,16 @@ class RunSource:
         self._say_about_config(raw.get("model"))
         return raw if self.format != "run" and "cluster" not in raw else self._loaded(raw).to_dict()
 
+    def said(self) -> list[str]:
+        """What a foreign file leaves open, warnings and notes, a line each; for a run file the defaults are its
+        language's."""
+        open_ = self.assumptions if self.format != "run" else []
+        return [
+            *(f"assumed: {each.subject} {each.value}; {each.flag} changes it ({each.moves})" for each in open_),
+            *(f"warning: {text}" for text in self.warnings),
+            *(f"note: {text}" for text in self.notes),
+        ]
+
     def _say_about_config(self, model: object) -> None:
         """What a config.json in the place of the model says besides the model; `load` says what is wrong with it."""
         from plan.huggingface import in_model

@@ -29,8 +29,8 @@ def train_command(source: RunSource, target: str | None, as_json: bool, profile:
     run = source.load()
     if profile:
         _profiled(run, profile)
-    for text in source.warnings:
-        output.note(f"warning: {text}")
+    for text in source.said():
+        output.note(text)
     if under_torchrun():
         return _join(run, target)
     _alone()

@@ -12,6 +12,10 @@ Word = str | Callable[[Any], str]
 """What stands before the value, or how the value is said."""
 
 
+IMPLIED = "="
+"""The framework does it by itself."""
+
+
 def _flag(switch: str) -> Callable[[Any], str]:
     return lambda value: switch if value else ""
 
@@ -46,6 +50,7 @@ NEOX = DEEPSPEED | {
     "plan.recompute": lambda value: "checkpoint_activations: true" if value == "full" else "",
 }
 TORCHTITAN: dict[str, Word] = {
+    "plan.sequence_parallel": IMPLIED,
     "plan.micro_batch_size": "training.local_batch_size = ",
     "plan.global_batch_size": "training.global_batch_size = ",
     "plan.recompute": lambda value: f'activation_checkpoint.mode = "{value}"' if value == "full" else "",
@@ -61,7 +66,7 @@ def in_words(format_: str, changes: Mapping[str, Any], run: Run) -> str:
     """The changes in a format's words; empty where a change has none."""
     words = WORDS.get(format_, {})
     asked = {key: value for key, value in changes.items() if key != "plan.data_parallel"}  # no framework is told
-    said = [_said(words.get(key, ""), value) for key, value in asked.items()]
+    said = [_said(words.get(key, ""), value) for key, value in asked.items() if words.get(key) != IMPLIED]
     if not all(said):
         return ""
     if format_ in ("deepspeed", "neox") and "plan.micro_batch_size" in asked:

@@ -67,6 +67,8 @@ class Engine:
     """Gradients of tied embeddings are summed over their two stages before anything else."""
     offloads: bool = True
     """State in host memory is forecast."""
+    start_bytes: int = 0
+    """Bytes a parameter that weights may take before the first step, where that is more than they take later."""
 
     # --- pipeline
     transfers: Transfers = "separate"

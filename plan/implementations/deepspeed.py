@@ -41,6 +41,10 @@ from plan.implementations.rewrites import ALIBI_IN_PRODUCT, MEGATRON_LAYERS
 from plan.parallel import Plan
 from plan.pipeline import ONE_F_ONE_B, schedule
 
+START_BYTES = 4 + 2
+"""A parameter while stage_1_and_2.py flattens it: fp32 as a script may have loaded it, and 16 bits in the flat buffer.
+"""
+
 
 def _engine(plan: Plan) -> Engine:
     return _pipeline_engine(plan) if plan.zero_stage <= 1 else _zero_engine(plan)
@@ -63,6 +67,7 @@ def _pipeline_engine(plan: Plan) -> Engine:
         overlaps_gradients=False,
         sums_tied_first=True,
         offloads=False,
+        start_bytes=START_BYTES if plan.zero_stage else 0,
         transfers="blocking",
         keeps_output=True,
         own_host_code=False,
@@ -88,6 +93,7 @@ def _zero_engine(plan: Plan) -> Engine:
         gathers_at_once=second,
         overlaps_gradients=plan.communication.overlap,
         offloads=second,
+        start_bytes=START_BYTES if second else 0,
         own_host_code=False,
         captures_graphs=False,
     )

@@ -243,3 +243,8 @@ def test_assumptions_of_an_importer_come_through(wt: Call, tmp_path: Path, monke
     (tmp_path / "train.sh").write_text("")
     found = wt("forecast", tmp_path / "train.sh", "--json").json["assumptions"]
     assert found == [{"subject": "vocabulary", "value": "50257", "flag": "--vocab-size N", "moves": told.moves}]
+    imported = wt("import", tmp_path / "train.sh")
+    line = "assumed: vocabulary 50257; --vocab-size N changes it (parameters, memory and step time)"
+    assert f"# {line}\n" in imported.out
+    assert line in imported.err
+    assert wt("import", tmp_path / "train.sh", "--json").json["assumptions"] == found

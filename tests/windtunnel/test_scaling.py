@@ -61,6 +61,12 @@ def test_a_count_that_does_not_divide_is_a_row_with_its_reason(small: Path, wt: 
     assert "25 != 1" in odd.json["error"]["problems"][0]  # no count is a run: the first says why
 
 
+def test_what_several_nodes_lose_in_practice_is_named_as_not_modelled(small: Path, wt: Call) -> None:
+    one, two = wt("forecast", small, "--nodes", "1,2", "--json").json["points"]
+    assert not any("stragglers" in text for text in one["not_modelled"])
+    assert any("stragglers" in text for text in two["not_modelled"])
+
+
 def test_the_share_that_grows_most_is_named(small: Path, wt: Call) -> None:
     found = wt("forecast", small, "--nodes", "1,8", "--json").json
     first, last = (point["time"] for point in found["points"])

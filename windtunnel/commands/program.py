@@ -78,8 +78,9 @@ def import_(
     source = RunSource(run, tuple(set_), cluster, nodes, model, tuple(var), tuple(allow_read), accept_unknown, False)
     plain, target = source.translated(), output or None
     if as_json:
-        said = {"run": plain, "notes": source.notes, "warnings": source.warnings, "written": target}
-        say.emit_json(said)
+        about: dict[str, Any] = {"assumptions": [asdict(each) for each in source.assumptions]}
+        about |= {"notes": source.notes, "warnings": source.warnings}
+        say.emit_json({"run": plain, **about, "written": target})
     if target:
         _write(Path(target), run_yaml(plain, source))
         say.note(f"wrote {target}")
@@ -191,7 +192,7 @@ def run_yaml(run: Mapping[str, Any], source: RunSource) -> str:
 
     head = [
         f"# from {Path(source.path).name}",
-        *(f"# {line}" for note in (*source.warnings, *source.notes) for line in note.splitlines()),
+        *(f"# {line.removeprefix('note: ')}" for said in source.said() for line in said.splitlines()),
     ]
     plain = json.loads(json.dumps(run))
     body = yaml.safe_dump(plain, sort_keys=False, width=110, default_flow_style=None, allow_unicode=True)
@@ -209,7 +210,5 @@ def _write(target: Path, text: str) -> None:
 def _notes(source: RunSource) -> None:
     from windtunnel import output
 
-    for text in source.warnings:
-        output.note(f"warning: {text}")
-    for text in source.notes:
-        output.note(f"note: {text}")
+    for text in source.said():
+        output.note(text)
