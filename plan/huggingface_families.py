@@ -1,5 +1,5 @@
-"""The families of a Hugging Face `config.json`: what of `plan.model.Model` each `model_type` is, with the defaults of its
-configuration class in transformers, and the keys that it alone reads.
+"""The families of a Hugging Face `config.json`: what of `plan.model.Model` each `model_type` is, with the defaults of
+its configuration class in transformers, and the keys that it alone reads.
 
     FAMILIES["gemma2"].read("gemma2", config, model, ledger)      # {"activation": "geglu", "norm_place": "both", …}
 

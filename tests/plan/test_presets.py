@@ -19,10 +19,6 @@ EXACT = {
     "llama-3-405b": 405_853_388_800,
     "bloom-176b": 176_247_271_424,
     # Of transformers' classes on the released config.json: `AutoModelForCausalLM.from_config(...).num_parameters()`.
-    "gpt2-124m": 124_439_808,
-    "gpt2-355m": 354_823_168,
-    "gpt2-774m": 774_030_080,
-    "gpt2-1.5b": 1_557_611_200,
     "gpt3-6.7b": 6_658_404_352,
     "gpt3-13b": 12_853_386_240,
     "gpt3-175b": 174_615_846_912,
