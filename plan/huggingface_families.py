@@ -156,6 +156,34 @@ def _neox(kind: str, config: Config, model: Found, ledger: Ledger) -> Found:
     }
 
 
+def _phi(kind: str, config: Config, model: Found, ledger: Ledger) -> Found:
+    """Attention and MLP beside each other behind one norm; half of each head is turned; the head has a bias."""
+    _activation(config, GELUS, "gelu_new", ledger)
+    return _plain(config, model, ledger) | {
+        "positions": "rotary",
+        "rope": rope(config, ledger, fraction=0.5),
+        "parallel_residual": True,
+        "shared_norm": True,
+        "tied_embeddings": flag(config, "tie_word_embeddings", False, ledger),
+        "bias": True,
+        "head_bias": True,
+        "dropout": _dropout(config, 0.0, ledger),
+        "attention_dropout": rate(config, "attention_dropout", 0.0, ledger),
+    }
+
+
+def _gptj(kind: str, config: Config, model: Found, ledger: Ledger) -> Found:
+    """As Phi, with biases on the MLP alone; `rotary_dim` columns of each head are turned (null: all)."""
+    width = whole(config, "rotary", ledger)
+    head_dim = max(1, model["hidden"] // model["heads"])
+    return _phi(kind, config, model, ledger) | {
+        "rope": {"theta": 10000.0} | ({} if width in (None, head_dim) else {"fraction": width / head_dim}),
+        **_biases(False, False, True),
+        "dropout": _dropout(config, 0.0, ledger),
+        "attention_dropout": rate(config, "attn_pdrop", 0.0, ledger),
+    }
+
+
 def _falcon(kind: str, config: Config, model: Found, ledger: Ledger) -> Found:
     """The older form shares one norm, and mostly one key and value head; the newer has groups and two norms."""
     _activation(config, GELUS, "gelu", ledger)
@@ -275,6 +303,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "bloom": Family(_bloom),
     "gpt_neox": Family(_neox),
+    "phi": Family(_phi),
+    "gptj": Family(_gptj, _keys("rotary_dim")),
     "falcon": Family(
         _falcon, _keys("alibi new_decoder_architecture parallel_attn num_ln_in_parallel_attn num_kv_heads")
     ),

@@ -192,6 +192,8 @@ def _by_columns(lines: Lined, names: Names) -> Lined:
     """Logits lie transposed, (vocabulary, rows): the products read and write along their rows, and the cross entropy of
     a whole vocabulary is one operator."""
     product, _, _, loss, gradient, _ = lines
+    if len(product.args) > 2:  # a bias, which the products by columns do not add
+        return lines
     (rows, table), (logits,) = product.args, product.results
     assert logits is not None
     names.like(logits, logits, dims=names.tensors[logits].dims[::-1])

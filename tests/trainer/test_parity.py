@@ -40,6 +40,7 @@ FALCON = GPT | {
     "bias": {"qkv": False, "out": False, "mlp": True},
     "kv_heads": 2,
     "activation": "relu2",
+    "head_bias": True,
 }
 FAMILIES = {"gemma": GEMMA, "neox": NEOX, "falcon": FALCON}
 EVERY = MODELS | {"bloom": BLOOM, "olmo": OLMO} | FAMILIES
