@@ -103,8 +103,8 @@ def test_every_kernel_call_names_an_operator(tiny: Tiny) -> None:
 
 
 def test_attention_is_priced_within_the_window_of_the_layers_that_have_one(tiny: Tiny) -> None:
-    """Row r of 32 sees min(r + 1, 8) keys: 228 of the 1,024 pairs, counted as 8·32 − 8²/2 = 224; every second layer sees
-    half the square."""
+    """Row r of 32 sees min(r + 1, 8) keys: 228 of the 1,024 pairs, counted as 8·32 − 8²/2 = 224; every second layer
+    sees half the square."""
     windowed = of(tiny(model={**LLAMA, "window": {"size": 8, "full_every": 2}}))
 
     def attention(number: int) -> list[float]:
