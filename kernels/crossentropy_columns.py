@@ -78,9 +78,8 @@ def columns_statistics_kernel(
 
 @triton.jit(do_not_specialize=["ignore_index"])
 def join_columns_kernel(
-    target_ptr, taken_ptr, max_ptr, sum_ptr, weight_ptr, loss_ptr, lse_ptr, factor_ptr, at_target_ptr,
-    rows, vocab, spans, ignore_index, scale, z_loss, HAS_WEIGHT: tl.constexpr, ROWS: tl.constexpr,
-    SPANS: tl.constexpr,
+    target_ptr, taken_ptr, max_ptr, sum_ptr, loss_ptr, lse_ptr, factor_ptr, at_target_ptr,
+    rows, vocab, spans, ignore_index, scale, ROWS: tl.constexpr, SPANS: tl.constexpr,
 ):  # fmt: skip
     """A column whose factor is 0 gets no gradient, whatever its logits are."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -100,17 +99,13 @@ def join_columns_kernel(
         top = higher
     row_max = tl.maximum(top, x_target)
     others = others * tl.exp(top - row_max)
-    z = tl.cast(z_loss, tl.float32)
     total = others + tl.exp(x_target - row_max)
     lse = row_max + tl.log(total)
     factor = tl.full([ROWS], 1.0, tl.float32) * tl.cast(scale, tl.float32)
-    if HAS_WEIGHT:
-        factor *= tl.load(weight_ptr + row, mask=live, other=0.0).to(tl.float32)
-    at_target = (2.0 * z * lse * tl.exp(x_target - lse) - others / total) * factor
-    tl.store(loss_ptr + row, tl.where(used, lse - x_target + z * lse * lse, 0.0), mask=live)
+    tl.store(loss_ptr + row, tl.where(used, lse - x_target, 0.0), mask=live)
     tl.store(lse_ptr + row, lse, mask=live)
-    tl.store(factor_ptr + row, tl.where(used, factor * (1.0 + 2.0 * z * lse), 0.0), mask=live)
-    tl.store(at_target_ptr + row, at_target, mask=live)
+    tl.store(factor_ptr + row, tl.where(used, factor, 0.0), mask=live)
+    tl.store(at_target_ptr + row, -others / total * factor, mask=live)
 
 
 @triton.jit
@@ -146,21 +141,17 @@ def cross_entropy_columns(
     target: Tensor,
     *,
     scale: float = 1.0,
-    row_weight: Tensor | None = None,
-    z_loss: float = 0.0,
     vocab_size: int | None = None,
     ignore_index: int = IGNORE_INDEX,
-    gradient: bool = True,
 ) -> Tensor:
     """loss fp32 (rows,), unscaled. The logits (width, rows), unit stride along the rows, become the gradient of
-    scale·Σ row_weight·loss (without `gradient`: the logits but for their targets). target: int (rows,); words from
-    vocab_size on are padding."""
-    _check(logits, target, row_weight)
+    scale·Σ loss. target: int (rows,); words from vocab_size on are padding."""
+    _check(logits, target)
     width, rows = logits.shape
     check_vocabulary(vocab_size, width)
     vocab = width if vocab_size is None else vocab_size
     if not use_triton(logits):
-        return _reference(logits, target, row_weight, scale, z_loss, vocab, ignore_index, gradient)
+        return _reference(logits, target, scale, vocab, ignore_index)
     tiles = _tiles(STATISTICS, vocab, rows)
     spans = max(1, cdiv(vocab, tiles["TILES"] * tiles["WORDS"]))
     maxima, sums = (torch.empty((spans, rows), dtype=torch.float32, device=logits.device) for _ in range(2))
@@ -174,15 +165,14 @@ def cross_entropy_columns(
     start(columns_statistics_kernel, grid, (logits, maxima, sums), numbers, tiles)
     start(
         join_columns_kernel, once,
-        (target, taken, maxima, sums, loss if row_weight is None else row_weight, loss, lse, factor, at_target),
-        (rows, vocab, spans, ignore_index, float(scale), float(z_loss)),
-        {"HAS_WEIGHT": row_weight is not None, "SPANS": 16, **columns},
+        (target, taken, maxima, sums, loss, lse, factor, at_target),
+        (rows, vocab, spans, ignore_index, float(scale)),
+        {"SPANS": 16, **columns},
     )  # fmt: skip
-    if gradient:
-        tiles = _tiles(GRADIENT, width, rows)
-        grid, width_too = (cdiv(rows, tiles["ROWS"]), cdiv(width, tiles["TILES"] * tiles["WORDS"])), (*numbers, width)
-        start(columns_gradient_kernel, grid, (logits, lse, factor), width_too, tiles)
-        start(put_targets_kernel, once, (logits, target, at_target), chosen, columns)
+    tiles = _tiles(GRADIENT, width, rows)
+    grid, width_too = (cdiv(rows, tiles["ROWS"]), cdiv(width, tiles["TILES"] * tiles["WORDS"])), (*numbers, width)
+    start(columns_gradient_kernel, grid, (logits, lse, factor), width_too, tiles)
+    start(put_targets_kernel, once, (logits, target, at_target), chosen, columns)
     written(logits)
     return loss
 
@@ -200,15 +190,11 @@ def _tiles(config: Tiles, words: int, rows: int) -> dict[str, int]:
     return {**shape, "num_warps": config.warps}
 
 
-def _reference(
-    logits: Tensor, target: Tensor, row_weight: Tensor | None, scale: float, z_loss: float, vocab: int,
-    ignore_index: int, gradient: bool,
-) -> Tensor:  # fmt: skip
+def _reference(logits: Tensor, target: Tensor, scale: float, vocab: int, ignore_index: int) -> Tensor:
     x = logits.t()
     stats = row_statistics_reference(x, target, 0, vocab)
-    loss, grad = loss_and_gradient_reference(x, stats, target, row_weight, scale, z_loss, 0, vocab, vocab, ignore_index)
-    if gradient:
-        x.copy_(grad)
+    loss, gradient = loss_and_gradient_reference(x, stats, target, None, scale, 0.0, 0, vocab, vocab, ignore_index)
+    x.copy_(gradient)
     return loss
 
 
@@ -218,7 +204,7 @@ def check_vocabulary(vocab_size: int | None, width: int) -> None:
         raise KernelArgumentError(f"vocab_size is {vocab_size} of {width} words; accepted: 1 … {width}, or None")
 
 
-def _check(logits: Tensor, target: Tensor, row_weight: Tensor | None) -> None:
+def _check(logits: Tensor, target: Tensor) -> None:
     check_float("logits", logits)
     check_tensor("logits", logits, shape=(None, None))
     if logits.shape[1] > 1 and logits.stride(1) != 1:
@@ -228,6 +214,3 @@ def _check(logits: Tensor, target: Tensor, row_weight: Tensor | None) -> None:
     rows, device = (logits.shape[1],), logits.device
     integers = (torch.int64, torch.int32)
     check_tensor("target", target, dtypes=integers, shape=rows, device=device, contiguous=True)
-    if row_weight is not None:
-        check_float("row_weight", row_weight)
-        check_tensor("row_weight", row_weight, shape=rows, device=device, contiguous=True)

@@ -52,6 +52,7 @@ def model_section(config: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     """The `model:` section of a configuration. Missing shape keys are problems."""
     config = language_part(config, ledger)
     kind = str(config.get("model_type", "llama"))
+    config = {**(FAMILIES[kind].defaults if kind in FAMILIES else {}), **config}
     found = {ours: whole(config, ours, ledger) for ours in ("layers", "hidden", "heads", "vocab")}
     for ours in found:
         if first(config, ours) is None:
@@ -90,9 +91,8 @@ def language_part(config: Mapping[str, Any], ledger: Ledger) -> Mapping[str, Any
                 f"multimodal config.json: the language part {part} is"
                 f" used{', not ' + ', '.join(others) if others else ''}"
             )
-            return language_part(
-                {"tie_word_embeddings": config.get("tie_word_embeddings", False), **config[part]}, ledger
-            )
+            said = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
+            return language_part({**said, **config[part]}, ledger)
     return config
 
 

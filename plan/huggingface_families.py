@@ -1,5 +1,5 @@
-"""The families of a Hugging Face `config.json`: what of `plan.model.Model` each `model_type` is, with the defaults of its
-configuration class in transformers, and the keys that it alone reads.
+"""The families of a Hugging Face `config.json`: what of `plan.model.Model` each `model_type` is, with the defaults of
+its configuration class in transformers, and the keys that it alone reads.
 
     FAMILIES["gemma2"].read("gemma2", config, model, ledger)      # {"activation": "geglu", "norm_place": "both", …}
 
@@ -8,7 +8,7 @@ A family is one function; `model` holds the sizes that every configuration has. 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from plan.huggingface_rope import rope
@@ -27,10 +27,12 @@ transformers fills in is 8, 60 and 128."""
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a model_type is read, and the keys that it reads beside those of all."""
+    """How a model_type is read, the keys that it reads beside those of all, and what its class takes for keys that
+    published files leave out and that change the model."""
 
     read: Read
     keys: frozenset[str] = frozenset()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 # ---------------------------------------------------------------- gated layers behind an rmsnorm
@@ -103,8 +105,7 @@ def _gemma(kind: str, config: Config, model: Found, ledger: Ledger) -> Found:
     if kind == "gemma2":
         return found
     local = ledger.number(config.get("rope_local_base_freq", 10000.0), "rope_local_base_freq", above=0)
-    angles = {"local_theta": local} | {"theta": 1e6, **found["rope"]} if "rope_theta" not in config else found["rope"]
-    return found | {"qk_norm": "head", "rope": {"local_theta": local} | angles}
+    return found | {"qk_norm": "head", "rope": {"local_theta": local} | found["rope"]}
 
 
 # ---------------------------------------------------------------- layers behind a layernorm
@@ -153,6 +154,34 @@ def _neox(kind: str, config: Config, model: Found, ledger: Ledger) -> Found:
         **_biases(attention, attention, True),
         "dropout": rate(config, "hidden_dropout", 0.0, ledger),
         "attention_dropout": rate(config, "attention_dropout", 0.0, ledger),
+    }
+
+
+def _phi(kind: str, config: Config, model: Found, ledger: Ledger) -> Found:
+    """Attention and MLP beside each other behind one norm; half of each head is turned; the head has a bias."""
+    _activation(config, GELUS, "gelu_new", ledger)
+    return _plain(config, model, ledger) | {
+        "positions": "rotary",
+        "rope": rope(config, ledger, fraction=0.5),
+        "parallel_residual": True,
+        "shared_norm": True,
+        "tied_embeddings": flag(config, "tie_word_embeddings", False, ledger),
+        "bias": True,
+        "head_bias": True,
+        "dropout": _dropout(config, 0.0, ledger),
+        "attention_dropout": rate(config, "attention_dropout", 0.0, ledger),
+    }
+
+
+def _gptj(kind: str, config: Config, model: Found, ledger: Ledger) -> Found:
+    """As Phi, with biases on the MLP alone; `rotary_dim` columns of each head are turned (null: all)."""
+    width = whole(config, "rotary", ledger)
+    head_dim = max(1, model["hidden"] // model["heads"])
+    return _phi(kind, config, model, ledger) | {
+        "rope": {"theta": 10000.0} | ({} if width in (None, head_dim) else {"fraction": width / head_dim}),
+        **_biases(False, False, True),
+        "dropout": _dropout(config, 0.0, ledger),
+        "attention_dropout": rate(config, "attn_pdrop", 0.0, ledger),
     }
 
 
@@ -257,17 +286,28 @@ def _keys(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+_GEMMA3 = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "rope_theta": 1e6,
+    "sliding_window": 4096,
+}
 _CAPS = _keys("query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping use_bidirectional_attention")
 FAMILIES: dict[str, Family] = {
     **dict.fromkeys(
-        ("llama", "mistral", "qwen2", "phi3", "internlm2", "yi", "baichuan", "smollm3", "mixtral", "qwen2_moe"),
+        ("llama", "qwen2", "phi3", "internlm2", "yi", "baichuan", "smollm3", "mixtral", "qwen2_moe"),
         Family(_llama),
     ),
     **dict.fromkeys(("qwen3", "qwen3_moe"), Family(_qwen3)),
+    "mistral": Family(_llama, defaults={"sliding_window": 4096}),
     "olmo2": Family(_olmo2),
     "gemma": Family(_gemma, _CAPS),
-    "gemma2": Family(_gemma, _CAPS),
-    "gemma3_text": Family(_gemma, _CAPS | _keys("rope_local_base_freq sliding_window_pattern _sliding_window_pattern")),
+    "gemma2": Family(_gemma, _CAPS, {"sliding_window": 4096}),
+    "gemma3_text": Family(
+        _gemma, _CAPS | _keys("rope_local_base_freq sliding_window_pattern _sliding_window_pattern"), _GEMMA3
+    ),
     "gpt2": Family(_gpt2),
     "gpt_bigcode": Family(
         _bigcode,
@@ -275,6 +315,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "bloom": Family(_bloom),
     "gpt_neox": Family(_neox),
+    "phi": Family(_phi),
+    "gptj": Family(_gptj, _keys("rotary_dim")),
     "falcon": Family(
         _falcon, _keys("alibi new_decoder_architecture parallel_attn num_ln_in_parallel_attn num_kv_heads")
     ),

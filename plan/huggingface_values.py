@@ -21,6 +21,7 @@ ALIASES = {
     "positions": ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "model_max_length"),
     "eps": ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon"),
     "activation": ("hidden_act", "activation_function", "hidden_activation", "activation"),
+    "rotary": ("rotary_dim",),
     "norms": ("num_ln_in_parallel_attn",),
 }
 

@@ -73,6 +73,7 @@ class Model:
     mlp_bias: bool = True
     """Biases on the linears of a layer: QKV, the attention's output, both of the MLP (a layernorm always has one, an
     rmsnorm never)."""
+    head_bias: bool = False
     embedding_norm: bool = False
     embedding_scale: float = 1.0
     """Factor on what the embedding looked up."""
@@ -184,5 +185,5 @@ class Model:
 
     def parameters(self) -> int:
         """Exact number of parameters, tied embeddings counted once, vocabulary unpadded."""
-        head = 0 if self.tied_embeddings else self.vocab * self.hidden
+        head = (0 if self.tied_embeddings else self.vocab * self.hidden) + (self.vocab if self.head_bias else 0)
         return self.embedding_parameters() + self.layers * self.layer_parameters() + self.norm_parameters() + head

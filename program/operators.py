@@ -189,7 +189,7 @@ _TABLE = (
     LineOperator("softmax_backward", _square_rows, variant=_causal),
     LineOperator("rmsnorm_forward", _first),
     LineOperator("rmsnorm_backward", _first, adds=(5,)),
-    # Norms of queries and keys, each (tokens, heads, width) inside a wider row; what is made, or the gradient, is given.
+    # Norms of queries and keys, (tokens, heads, width) inside wider rows; what is made, or the gradient, is given.
     LineOperator("rmsnorm_heads_forward", _head_rows, overwrites=(2,), like="rmsnorm_forward"),
     LineOperator("rmsnorm_heads_backward", _head_rows, adds=(4,), overwrites=(0,), like="rmsnorm_backward"),
     LineOperator("rmsnorm_input_gradient", _first, like="rmsnorm_backward"),

@@ -188,8 +188,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(
         ("bmm", "bmm_add", "attention_forward", "attention_backward", "swiglu_forward", "swiglu_backward",
          "gelu_forward", "gelu_backward", "geglu_forward", "geglu_backward", "relu_forward", "relu_backward",
-         "relu2_forward", "relu2_backward", "softcap_forward", "softcap_backward", "scaled", "softmax_forward", "softmax_backward", "drop", "drop_storing", "drop_stored",
-         "clone", "cast", "copy", "rows_of", "fold_heads"),
+         "relu2_forward", "relu2_backward", "softcap_forward", "softcap_backward", "scaled", "softmax_forward",
+         "softmax_backward", "drop", "drop_storing", "drop_stored", "clone", "cast", "copy", "rows_of", "fold_heads"),
         _alike,
     ),
     **dict.fromkeys(("rope_forward", "rope_backward", "alibi_add", "scale", "ce_columns"), _of_first),

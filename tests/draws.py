@@ -6,7 +6,7 @@ accepted; the rest must be refused by name. A word (a Literal, true or false) is
 VALUES: a new number must be given values there, or `test_every_key_is_drawn` fails.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from random import Random
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -30,7 +30,6 @@ VALUES: dict[str, list[Any]] = {
     "model.attention_scale": ["auto", 0.25],
     "model.attention_softcap": ["none", "none", 50.0],
     "model.logit_softcap": ["none", 30.0],
-    "model.window": ["none", 4, 4096],
     "model.window.size": [3, 4096],
     "model.window.full_every": [0, 2],
     "model.rope.theta": [10000.0, 500000.0],
@@ -163,9 +162,13 @@ def draw(number: int, device: str = "", ranks: int = 16) -> dict[str, Any]:
     for key in KEYS:
         if key not in SHAPE and (found := values(key)) and rng.random() < often:
             chosen.setdefault(key, rng.choice(found))
-    for whole in ("model.rope.scaling.", "cluster.host."):  # mappings whose keys need one another
+    needs = {
+        "model.rope.scaling.": ("kind", "factor"),
+        "cluster.host.": ("cores", "memory_gib"),
+        "model.window.": ("size",),
+    }
+    for whole, needed in needs.items():  # mappings whose keys need one another
         if any(key.startswith(whole) for key in chosen):
-            needed = ("kind", "factor") if "rope" in whole else ("cores", "memory_gib")
             chosen |= {whole + name: chosen.get(whole + name) or rng.choice(values(whole + name)) for name in needed}
     if rng.random() < 0.9:
         agree(rng, chosen)
@@ -279,7 +282,8 @@ def agree(rng: Random, c: dict[str, Any]) -> None:
         c["plan.recompute"] = "full"
         c.pop("plan.recompute.layers", None)
     unless(c.get("plan.recompute.layers", 1) <= c["model.layers"], "plan.recompute.layers")
-    unless(c.get("plan.attention") == "unfused", "model.attention_dropout")
+    unless(c.get("plan.attention") == "unfused", "model.attention_dropout", "model.attention_softcap")
+    _forms(c, t, unless)
     unless(c.get("plan.gradient_dtype") in ("fp32", c.get("plan.precision", "bf16")), "plan.gradient_dtype")
     dropped = c.get("model.dropout") or c.get("model.attention_dropout")
     on_cpu = c.get("cluster.preset") == "cpu"
@@ -292,6 +296,26 @@ def agree(rng: Random, c: dict[str, Any]) -> None:
         c["optimizer.schedule.warmup_steps"] = 1
     if c.get("optimizer.schedule.kind") == "wsd" and c.get("optimizer.schedule.anneal_steps") == 2:
         c["optimizer.schedule.warmup_steps"] = min(1, c.get("optimizer.schedule.warmup_steps", 1))
+
+
+def _forms(c: dict[str, Any], t: int, unless: Callable[..., None]) -> None:
+    """What the form of a layer takes back."""
+    head_dim = c["model.hidden"] // c["model.heads"] if c["model.head_dim"] == "auto" else c["model.head_dim"]
+    width = int(head_dim * c.get("model.rope.fraction", 1.0))
+    unless(width > 0 and width % 2 == 0, "model.rope.fraction")
+    if c.get("model.rope.scaling.kind") == "longrope":
+        width = int(head_dim * c.get("model.rope.fraction", 1.0))
+        c |= {f"model.rope.scaling.{name}_factor": [1.0] * (width // 2) for name in ("short", "long")}
+    unless(not c.get("model.dropout"), "model.parallel_residual")
+    unless(not c.get("model.parallel_residual"), "model.norm_place")
+    unless(bool(c.get("model.parallel_residual")), "model.shared_norm")
+    if c.get("model.norm_place", "input") != "input":
+        c.pop("model.bias.out", None), c.pop("model.bias.mlp", None), c.pop("model.bias.qkv", None)
+        c["model.bias"] = False
+    unless(t == 1 or (c.get("model.qk_norm") == "head" and bool(c.get("plan.sequence_parallel"))), "model.qk_norm")
+    unless(any(key.startswith("model.window.") for key in c), "model.rope.local_theta")
+    unless(c.get("model.positions") != "alibi", "model.attention_softcap")
+    unless(c.get("plan.attention") != "cudnn", "model.window.size", "model.window.full_every")
 
 
 def nested(chosen: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,8 +3,8 @@ scores, softmax, values), the output product; whole, or cut in three for selecti
 
 `qkv` (T, q + 2·kv) holds queries, keys and values side by side; the attention reads strided windows of it. Rotary turns
 queries and keys inside `qkv`, so what is saved is already turned; where they are normed it turns what the norms made,
-`qk` (T, q + kv). A window of attention and a part of each head that is turned cost no lines of their own. Unfused it is Megatron-LM's `CoreAttention`: matrices
-of heads are copied out of the fused tensor, multiplied, and merged back.
+`qk` (T, q + kv). A window of attention and a part of each head that is turned cost no lines of their own. Unfused it
+is Megatron-LM's `CoreAttention`: matrices of heads are copied out of the fused tensor, multiplied, and merged back.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from compiler.units.common import (
 from compiler.units.shape import UnitShape
 from program.lines import Apply, Inside, Step, Unit, apply
 
-HEAD, NORM = "head.weight", "head.norm"
+HEAD, BIAS, NORM = "head.weight", "head.bias", "head.norm"
 
 
 @lru_cache(maxsize=32)
@@ -34,6 +34,8 @@ def head(shape: UnitShape, weight: str = HEAD) -> Unit:
     builder.act("dy", shape.tokens, shape.hidden, at=PARTIAL)
     norm_weights(builder, NORM)
     table = builder.weight(weight, (shape.vocab, shape.hidden), ROWS, used=shape.whole_vocab)
+    if shape.head_bias:
+        builder.weight(BIAS, (shape.vocab,), ROWS, "zeros", used=shape.whole_vocab)
     y = norm_forward(builder, "head.in", NORM, "x", "")
     if shape.loss_chunks > 1:
         _chunked(builder, y, table)
@@ -79,6 +81,16 @@ def _scales(shape: UnitShape) -> dict[str, object]:
     return {"scale": shape.loss_scale, **times}
 
 
+def _product(builder: UnitBuilder, y: str, table: str, logits: str) -> Apply:
+    bias = f"w:{BIAS}" if builder.shape.head_bias else ""
+    return apply("gemm", f"{y} {table} {bias}", logits, variant="nt")
+
+
+def _weight_gradients(builder: UnitBuilder, logits: str, y: str, table: str) -> tuple[Apply, ...]:
+    bias = (apply("bias_grad", f"{logits} g:{BIAS}"),) if builder.shape.head_bias else ()
+    return weight_gradient(logits, y, table), *bias
+
+
 def _sum(builder: UnitBuilder, piece: str, name: str) -> None:
     """A maximum or a sum over the ranks that share the vocabulary."""
     if builder.shape.tp > 1:
@@ -87,7 +99,7 @@ def _sum(builder: UnitBuilder, piece: str, name: str) -> None:
 
 def _whole(builder: UnitBuilder, y: str, table: str) -> str:
     shape, shard = builder.shape, _shard(builder, table)
-    logits = apply("gemm", f"{y} {table}", "logits", variant="nt")
+    logits = _product(builder, y, table, "logits")
     top = apply("ce_max", "logits", "rowmax", valid=shard["valid"])
     capped = _Cap(builder, "logits")
     builder.forward("head.logits", logits, *capped.forward(), top)
@@ -98,8 +110,8 @@ def _whole(builder: UnitBuilder, y: str, table: str) -> str:
     builder.forward("head.loss", *capped.around(loss))
     y = regather(builder, "head.in", "")
     builder.backward("I", "head.logits", apply("gemm", f"logits {table}", "dy", variant="nn"))
-    product = weight_gradient("logits", y, table)
-    return sum_beside(builder, "head.in", "dy", lambda: builder.backward("W", "head.logits", product))
+    products = _weight_gradients(builder, "logits", y, table)
+    return sum_beside(builder, "head.in", "dy", lambda: builder.backward("W", "head.logits", *products))
 
 
 def _chunked(builder: UnitBuilder, y: str, table: str) -> None:
@@ -118,12 +130,12 @@ def _chunked(builder: UnitBuilder, y: str, table: str) -> None:
         )
         targets = builder.window(f"targets.{chunk}", "targets", (rows,), (1,), chunk * rows)
         lines += [
-            apply("gemm", f"{some} {table}", logits, variant="nt"),
+            _product(builder, some, table, logits),
             *capped.forward(),
             apply("ce_max", logits, top, valid=shard["valid"]),
             apply("ce_exp", f"{logits} {top} {targets}", sums, **shard),
             *capped.around(apply("ce_loss", f"{logits} {top} {sums} {targets} s:loss", **shard, **_scales(shape))),
             apply("gemm_out", f"{logits} {table} {dy}", variant="nn"),
-            weight_gradient(logits, some, table),
+            *_weight_gradients(builder, logits, some, table),
         ]
     builder.backward("B", "head.fused", *lines)

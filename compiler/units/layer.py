@@ -120,7 +120,8 @@ class _Branch:
     def leave(self) -> None:
         """The sum over ranks, its norm, and the addition with bias and dropout."""
         builder, (before, behind) = self.builder, self.rows
-        z, lines = reduce_forward(builder, self.outside, f"z{self.suffix}"), ()
+        z = reduce_forward(builder, self.outside, f"z{self.suffix}")
+        lines: tuple[Apply, ...] = ()
         if self.shape.norm_outputs:
             if builder.tensors[z].gathered:  # a slot cannot keep it for the backward
                 lines = (apply("clone", z, builder.rows(f"zn{self.suffix}")),)

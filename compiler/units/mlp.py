@@ -1,4 +1,4 @@
-"""The feed-forward of a layer as lines: GELU, ReLU or its square, or SwiGLU and GeGLU with gate and up in one product."""
+"""The feed-forward of a layer as lines: GELU, ReLU, its square, or SwiGLU and GeGLU with gate and up in one product."""
 
 from __future__ import annotations
 

@@ -47,6 +47,7 @@ class UnitShape:
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
+    head_bias: bool
     qk_norm: str
     norm_inputs: bool  # a norm before attention and MLP
     norm_outputs: bool  # a norm on what they leave, before it is added
@@ -145,6 +146,7 @@ def unit_shape(model: Model, plan: Plan) -> UnitShape:
         qkv_bias=model.qkv_bias,
         out_bias=model.out_bias,
         mlp_bias=model.mlp_bias,
+        head_bias=model.head_bias,
         qk_norm=model.qk_norm,
         norm_inputs=model.norm_place != "output",
         norm_outputs=model.norm_place != "input",

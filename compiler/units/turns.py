@@ -1,4 +1,4 @@
-"""What happens to queries and keys between their product and the attention, as lines: norms of them (of each head, or of
+"""What happens to queries and keys between their product and the attention, as lines: their norms (of each head, or of
 the whole projection), and rotary turns of the first columns of each head."""
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Turns:
         given: tuple[tuple[str, object], ...] = (("theta", e.rope_theta),)
         if e.rope_scaling is not None:
             given += (("scaling", _numbers(e.rope_scaling, e.seq)),)
-        for name in ("cos", "sin"):
-            builder.tensor(self.tables[name], (e.seq, e.rope_width // 2), e.stat, pool="work", make=(f"rope_{name}", given))
+        for name, table in self.tables.items():
+            builder.tensor(table, (e.seq, e.rope_width // 2), e.stat, pool="work", make=(f"rope_{name}", given))
 
     def forward(self) -> tuple[Apply, ...]:
         """Queries and keys are turned in place."""

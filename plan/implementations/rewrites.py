@@ -155,6 +155,9 @@ MEGATRON_LAYERS = (
     Rewrite(("drop",), _kept),
     Rewrite(("gelu_backward",), _activation_kept),
     Rewrite(("swiglu_backward",), _activation_kept),
+    Rewrite(("geglu_backward",), _activation_kept),
+    Rewrite(("relu_backward",), _activation_kept),
+    Rewrite(("relu2_backward",), _activation_kept),
     Rewrite(("add",), _add_storing),
     Rewrite(("add_backward",), _add_backward),
     Rewrite(("softmax_forward",), _softmax_forward),
@@ -194,6 +197,8 @@ def _by_columns(lines: Lined, names: Names) -> Lined:
     """Logits lie transposed, (vocabulary, rows): the products read and write along their rows, and the cross entropy of
     a whole vocabulary is one operator."""
     product, _, _, loss, gradient, _ = lines
+    if len(product.args) > 2:  # a bias, which the products by columns do not add
+        return lines
     (rows, table), (logits,) = product.args, product.results
     assert logits is not None
     names.like(logits, logits, dims=names.tensors[logits].dims[::-1])

@@ -76,8 +76,8 @@ def _model(spec: ModelSpec) -> Model:
 def _rope_scaling(spec: object) -> RopeScaling | None:
     if not isinstance(spec, RopeScalingSpec):
         return None
-    lists = {name: tuple(getattr(spec, name)) for name in ("short_factor", "long_factor")}
-    return RopeScaling(**spec.model_dump(exclude=set(lists)), **lists)
+    numbers = spec.model_dump(exclude={"short_factor", "long_factor"})
+    return RopeScaling(**numbers, short_factor=tuple(spec.short_factor), long_factor=tuple(spec.long_factor))
 
 
 def _cluster(spec: ClusterSpec, plan: PlanSpec) -> tuple[Cluster, list[str]]:

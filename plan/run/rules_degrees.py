@@ -118,8 +118,8 @@ def _turned(model: Model) -> Iterator[str]:
             yield f"model.head_dim {model.head_dim} is odd, but rotary positions rotate pairs; use {near}"
             return
         columns = f"{width} of model.head_dim {model.head_dim}"
-        near = 2 * max(1, round(width / 2)) / model.head_dim
-        yield f"model.rope.fraction {model.rope_fraction:g} turns {columns}, but columns are pairs; nearest {near:g}"
+        least = 2 * max(1, round(width / 2)) / model.head_dim
+        yield f"model.rope.fraction {model.rope_fraction:g} turns {columns}, but columns are pairs; nearest {least:g}"
         return
     if scaling is not None and scaling.kind == "longrope":
         for name in ("short_factor", "long_factor"):

@@ -95,6 +95,7 @@ class ModelSpec(Spec):
     tied_embeddings: bool = True
     bias: bool | BiasSpec = True
     qkv_bias: Annotated[bool | None, Auto] = None
+    head_bias: bool = False
     embedding_norm: bool = False
     embedding_scale: Positive = 1.0
     qk_norm: Literal["none", "head", "projection"] = "none"

@@ -54,8 +54,8 @@ def prove_values(program: StepProgram) -> None:
 
 
 class Alike:
-    """What a piece of a layer declares and computes, all layers do, in every block; of two kinds of layers, those of its
-    kind."""
+    """What a piece of a layer declares and computes, all layers do, in every block; where there are two kinds of
+    layers, those of its kind."""
 
     def __init__(self, program: StepProgram) -> None:
         units = [i.unit for s in program.classes for b in s.blocks for i in b.instructions if i.phase != "step"]

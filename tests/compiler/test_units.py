@@ -102,6 +102,37 @@ def test_every_kernel_call_names_an_operator(tiny: Tiny) -> None:
                     assert not isinstance(step, Lines) or all(c.op in OPERATORS for c in step.body.calls)
 
 
+def test_attention_is_priced_within_the_window_of_the_layers_that_have_one(tiny: Tiny) -> None:
+    """Row r of 32 sees min(r + 1, 8) keys: 228 of the 1,024 pairs, counted as 8·32 − 8²/2 = 224; every second layer
+    sees half the square."""
+    windowed = of(tiny(model={**LLAMA, "window": {"size": 8, "full_every": 2}}))
+
+    def attention(number: int) -> list[float]:
+        parts = [s for s in layer(windowed, number).forward if isinstance(s, Lines)]
+        return [flops_of(c) for s in parts for c in s.body.calls if c.op == "attention_forward"]
+
+    pairs = 2 * 2 * windowed.batch * windowed.heads * windowed.head_dim
+    assert attention(1) == attention(3) == [pairs * 224]
+    assert attention(2) == attention(4) == [pairs * 32 * 32 / 2]
+    one = layer(windowed, 1).tensors, layer(windowed, 2).tensors
+    assert [tensors["lse"].bytes for tensors in one] == [windowed.batch * windowed.heads * 32 * 4] * 2
+
+
+def test_a_parallel_residual_is_summed_over_ranks_once(tiny: Tiny) -> None:
+    """One all-reduce forward, and one a norm backward; under sequence parallelism its gradient is gathered once."""
+    plan = {"tensor_parallel": 2, "precision": "fp32"}
+
+    def count(shared: bool, sp: bool) -> list[str]:
+        numbers = {**GPT, "parallel_residual": True, "shared_norm": shared}
+        e = of(tiny(model=numbers, plan=plan | {"sequence_parallel": sp}))
+        return sorted(s.kind for s in (*layer(e, 1).forward, *layer(e, 1).backward) if not isinstance(s, Lines))
+
+    assert count(shared=True, sp=False) == ["AR"] * 2
+    assert count(shared=False, sp=False) == ["AR"] * 3
+    assert count(shared=True, sp=True) == ["AG"] * 3 + ["RS"] * 2
+    assert count(shared=False, sp=True) == ["AG"] * 5 + ["RS"] * 3
+
+
 def test_tensor_parallel_volumes_without_and_with_sequence_parallelism(tiny: Tiny) -> None:
     """4 all-reduces of T·h a layer; with sequence parallelism the same bytes as AG + RS, plus one gather for each
     column GEMM.

@@ -100,6 +100,18 @@ def test_the_language_part_of_a_multimodal_model(tmp_path: Path) -> None:
     assert said(result, "the language part text_config is used, not vision_config")
 
 
+def test_what_gemma_3_leaves_out_is_what_its_class_takes(tmp_path: Path) -> None:
+    """google/gemma-3-4b's language part says five numbers; heads, vocabulary, tied embeddings and angles are those of
+    Gemma3TextConfig. The language model has 3,880,263,168 parameters."""
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}  # fmt: skip
+    config = {"model_type": "gemma3", "text_config": text, "vision_config": {"num_attention_heads": 16}}
+    assert count(tmp_path, config) == 3_880_263_168
+    model = model_section(config, Ledger())
+    assert (model["rope"]["theta"], model["rope"]["local_theta"]) == (1e6, 1e4)
+    assert (model["window"], model["seq_length"]) == ({"size": 1024, "full_every": 6}, 131072)
+
+
 def test_qwen2_biases_qkv_alone() -> None:
     """A bias on QKV and nowhere else."""
     model = model_section(
@@ -147,6 +159,7 @@ def test_what_the_model_cannot_express(change: dict[str, Any], words: str) -> No
         ({"model_type": "mistral", "sliding_window": 4096}, {"size": 4096, "full_every": 0}),
         ({"model_type": "mistral", "sliding_window": 8192}, None),
         ({"model_type": "mistral", "sliding_window": None}, None),
+        ({"model_type": "mistral"}, {"size": 4096, "full_every": 0}),  # the default of its class
         ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28}, None),
         ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 32}, None),
         (

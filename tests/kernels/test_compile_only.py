@@ -171,7 +171,7 @@ def test_cross_entropy_of_columns(logits):  # rows come in lines of 16
         constants = {"TILES": tiles.tiles, "ROWS": tiles.rows, "WORDS": tiles.words, "STAGES": tiles.stages}
         check(kernel, types, constants, tiles.warps, aligned=("rows",))
     once = {"ROWS": c.JOINED_ROWS}
-    check(c.join_columns_kernel, types, once | {"HAS_WEIGHT": True, "SPANS": 16}, 2, aligned=("rows",), load_bytes=4)
+    check(c.join_columns_kernel, types, once | {"SPANS": 16}, 2, aligned=("rows",), load_bytes=4)
     check(c.take_targets_kernel, types, once, 2, load_bytes=2)
     check(c.put_targets_kernel, types, once, 2, load_bytes=4)
 

@@ -95,7 +95,7 @@ def hold(run: Run, theirs: torch.nn.Module, pairs: dict[str, Pair]) -> None:
 
 
 def _cut(name: str, tensor: Tensor, vocab: int) -> Tensor:
-    return tensor[:vocab] if name in ("embed.tokens.weight", "head.weight") else tensor
+    return tensor[:vocab] if name in ("embed.tokens.weight", "head.weight", "head.bias") else tensor
 
 
 def one_batch(model: dict[str, Any], precision: str) -> Run:

@@ -27,6 +27,9 @@ LONGROPE = {
 }  # fmt: skip
 GEMMA = GROUPS | {"head_dim": 8, "tie_word_embeddings": True}
 WINDOW = {"sliding_window": 5}
+BIGCODE = {key: value for key, value in COMMON.items() if key != "max_position_embeddings"} | {
+    "n_positions": 16, "n_inner": 64, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+}  # fmt: skip
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", GROUPS),
@@ -60,17 +63,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "GPTNeoX",
         COMMON | {"intermediate_size": 64, "hidden_act": "gelu_new", "use_parallel_residual": False},
     ),
+    "phi": ("Phi", COMMON | {"intermediate_size": 64, "partial_rotary_factor": 0.5}),
+    "gptj": ("GPTJ", BIGCODE | {"rotary_dim": 4}),
     "falcon-7b": ("Falcon", COMMON | {"activation": "gelu_pytorch_tanh", "multi_query": True}),
     "falcon-40b": (
         "Falcon",
         COMMON | {"activation": "gelu_pytorch_tanh", "new_decoder_architecture": True, "num_kv_heads": 2},
     ),
     "opt": ("OPT", COMMON | {"ffn_dim": 64, "word_embed_proj_dim": 32, "dropout": 0.0}),
-    "starcoder": (
-        "GPTBigCode",
-        {key: value for key, value in COMMON.items() if key != "max_position_embeddings"}
-        | {"n_positions": 16, "n_inner": 64, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
-    ),
+    "starcoder": ("GPTBigCode", BIGCODE),
     "starcoder2": ("Starcoder2", GROUPS | WINDOW | {"tie_word_embeddings": True}),
 }
 
@@ -163,6 +164,31 @@ def _neox(m: Model, name: str) -> dict[str, Pair]:
     return found
 
 
+def _phi(m: Model, name: str) -> dict[str, Pair]:
+    phi = name == "Phi"
+    table, last = ("model.embed_tokens", "model.final_layernorm") if phi else ("transformer.wte", "transformer.ln_f")
+    found = {"embed.tokens.weight": Pair((f"{table}.weight",))} | _norm("head.norm", last, True)
+    found |= _linear("head", ["lm_head"], True)
+    names = ("self_attn.dense", "mlp.fc1", "mlp.fc2", "input_layernorm", "self_attn")
+    names = names if phi else ("attn.out_proj", "mlp.fc_in", "mlp.fc_out", "ln_1", "attn")
+    for i in range(m.layers):
+        ours, layer = f"layers.{i}", f"{'model.layers' if phi else 'transformer.h'}.{i}"
+        out, up, down, norm, attention = (f"{layer}.{place}" for place in names)
+        rows = None if phi else _pairs_apart(m)
+        found |= _linear(f"{ours}.attn.qkv", [f"{attention}.{p}_proj" for p in "qkv"], phi, rows)
+        found |= _linear(f"{ours}.attn.out", [out], phi) | _norm(f"{ours}.attn.norm", norm, True)
+        found |= _linear(f"{ours}.mlp.up", [up], True) | _linear(f"{ours}.mlp.down", [down], True)
+    return found
+
+
+def _pairs_apart(m: Model) -> torch.Tensor:
+    """Rows of our queries, keys and values in GPT-J's, whose turned columns are pairs side by side."""
+    head = torch.arange(m.head_dim)
+    head[: m.rope_width] = torch.arange(m.rope_width).view(-1, 2).t().flatten()
+    turned = torch.arange(2 * m.heads)[:, None] * m.head_dim + head
+    return torch.cat([turned.flatten(), torch.arange(2 * m.hidden, 3 * m.hidden)])
+
+
 def _opt(m: Model, name: str) -> dict[str, Pair]:
     """Its first two positions stand for padding: ours are the last."""
     base = "model.decoder"
@@ -199,6 +225,8 @@ def _bigcode(m: Model, name: str) -> dict[str, Pair]:
 _NAMED: dict[str, Callable[[Model, str], dict[str, Pair]]] = {
     "GPTNeoX": _neox,
     "Falcon": _neox,
+    "Phi": _phi,
+    "GPTJ": _phi,
     "OPT": _opt,
     "GPTBigCode": _bigcode,
 }

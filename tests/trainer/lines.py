@@ -29,7 +29,7 @@ GEMMA = {
 }  # fmt: skip
 FALCON = {
     **GPT, "positions": "rotary", "parallel_residual": True, "shared_norm": True, "kv_heads": 1, "bias": False,
-    "activation": "relu",
+    "activation": "relu", "head_bias": True,
 }  # fmt: skip
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "llama": (LLAMA, {}),
@@ -50,6 +50,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "neox": ({**GPT, "positions": "rotary", "rope": {"fraction": 0.5}, "parallel_residual": True}, {}),
     "falcon": (FALCON, {}),
     "falcon-relu2": ({**FALCON, "activation": "relu2", "bias": {"qkv": True, "out": False, "mlp": True}}, UNFUSED),
+    "falcon-columns": (FALCON, {"loss_chunks": 2, "kernels": "triton"}),
     "autograd-gemma": (GEMMA, {"implementation": "deepspeed", **UNFUSED}),
     "autograd-llama": (LLAMA, {"implementation": "deepspeed", **UNFUSED}),
 }

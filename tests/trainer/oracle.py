@@ -88,7 +88,7 @@ def logits_of(model: Model, w: Weights, tokens: Tensor, seed: int = 0, step: int
         fed = _out_of(model, w, f"{base}.mlp", fed)
         x = x + _drop(model.dropout, fed, (seed, step, unit, 2))
     table = w["embed.tokens.weight"] if model.tied_embeddings else w["head.weight"]
-    return _capped(model.logit_softcap, F.linear(_norm(model, w, "head.norm", x), table))
+    return _capped(model.logit_softcap, F.linear(_norm(model, w, "head.norm", x), table, w.get("head.bias")))
 
 
 def _capped(cap: float | None, x: Tensor) -> Tensor:

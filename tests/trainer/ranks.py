@@ -115,7 +115,7 @@ def initial_weights(run: Run) -> dict[str, Tensor]:
 
 
 def _unpadded(name: str, full: Tensor, run: Run) -> Tensor:
-    return full[: run.model.vocab].clone() if name in ("embed.tokens.weight", "head.weight") else full
+    return full[: run.model.vocab].clone() if name in ("embed.tokens.weight", "head.weight", "head.bias") else full
 
 
 def assemble(shares: list[Share], run: Run) -> dict[str, Tensor]:

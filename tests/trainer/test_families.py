@@ -1,5 +1,5 @@
-"""Whole dense families: their configuration is read, and one step on copied weights gives transformers' own logits, loss
-and gradients."""
+"""Whole dense families: their configuration is read, and one step on copied weights gives transformers' own logits,
+loss and gradients."""
 
 from typing import Any
 

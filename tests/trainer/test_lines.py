@@ -48,7 +48,7 @@ def test_a_declared_backward_is_the_gradient_of_its_declared_forward(variant: st
             break
         lined.run(part, forward)
     if name == "head":
-        logits = forward["y"] @ values["w:head.weight"].t()
+        logits = forward["y"] @ values["w:head.weight"].t() + values.get("w:head.bias", 0)
         if (cap := run.model.logit_softcap) is not None:
             logits = cap * torch.tanh(logits / cap)
         scale = values["targets"].numel() / (run.plan.global_batch_size * run.model.seq_length)

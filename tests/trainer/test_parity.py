@@ -40,6 +40,7 @@ FALCON = GPT | {
     "bias": {"qkv": False, "out": False, "mlp": True},
     "kv_heads": 2,
     "activation": "relu2",
+    "head_bias": True,
 }
 FAMILIES = {"gemma": GEMMA, "neox": NEOX, "falcon": FALCON}
 EVERY = MODELS | {"bloom": BLOOM, "olmo": OLMO} | FAMILIES
@@ -301,7 +302,7 @@ OF_FAMILIES: dict[str, dict[str, Any]] = {
 
 @crossed(layout=OF_FAMILIES, model=FAMILIES)
 def test_other_families_train_as_the_reference_does(pool: Pool, model: str, layout: str) -> None:
-    """Norms of heads and behind branches, windows in every second layer and caps; parallel residuals of two norms and of
+    """Norms of heads and behind branches, windows in every second layer, caps; parallel residuals of two norms and of
     one. Under tensor parallelism alone the norms of heads would owe a sum, and are refused."""
     unfused = {"attention": "unfused"} if model == "gemma" else {}
     _hold(pool, model, OF_FAMILIES[layout] | unfused)
