@@ -26,8 +26,8 @@ FLAGS = table(
         encoder-num-layers encoder-seq-length decoder-num-layers moe-expert-parallel-size
     text | pipeline-model-parallel-layout~plan.pipeline_layout position-embedding-type~model.positions normalization
         optimizer tokenizer-type tokenizer-model deepspeed_config pp-partition-method zero-reduce-bucket-size
-        zero-allgather-bucket-size spec window-size window-attn-skip-freq hybrid-layer-pattern rotary-scaling-factor activation-func
-        glu-activation fp4-format
+        zero-allgather-bucket-size spec window-size window-attn-skip-freq hybrid-layer-pattern rotary-scaling-factor
+        activation-func glu-activation fp4-format
     whole 0 | decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers num-experts recompute-num-layers
         zero-stage~plan.zero_stage cpu-offloading-num-layers mtp-num-layers
     number 0 ..1 | rotary-percent
