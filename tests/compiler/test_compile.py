@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -13,7 +14,7 @@ from plan.layout import layout
 from plan.run import Run, load
 from program import RankProgram, StepProgram, expand, label
 from program.errors import InputError
-from program.proofs import prove
+from program.proofs import ProofError, prove
 
 Tiny = Callable[..., Run]
 GPT = {"layers": 4, "hidden": 64, "heads": 4, "ffn": 256, "vocab": 256, "seq_length": 32, "vocab_multiple": 16}
@@ -278,3 +279,11 @@ def test_each_flat_gradient_and_the_loss_is_cleared_by_a_fill_of_its_own(tiny: T
     cleared = [stage.buffers[-1 - ref].shape for ref in zero.writes]
     assert len(cleared) == len(stage.buckets) + 1
     assert [(call.op, call.shape) for call in zero.body] == [("fill", shape) for shape in cleared]
+
+
+def test_layers_of_two_kinds_are_each_proved_by_their_own(tiny: Tiny) -> None:
+    """Every second layer has no window; were every third said to have none, layers would differ from their like."""
+    program = compile_run(tiny(model={**GPT, "layers": 6, "window": {"size": 4, "full_every": 2}}))
+    prove(program)
+    with pytest.raises(ProofError, match="are not those of unit 1"):
+        prove(replace(program, degrees={**program.degrees, "layer_period": 3}))
