@@ -27,8 +27,8 @@ from windtunnel.source import RunSource
 def train_command(source: RunSource, target: str | None, as_json: bool) -> int:
     """Train and print the folder (the last line of stdout), or the result as JSON."""
     run = source.load()
-    for text in source.said():
-        output.note(text)
+    for text in source.warnings:
+        output.note(f"warning: {text}")
     if under_torchrun():
         return _join(run, target)
     _alone()
