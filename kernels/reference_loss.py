@@ -51,7 +51,7 @@ def ce_loss(
     first: int,
     valid: int,
     scale: float,
-    times: float | Tensor = 1.0,
+    times: Tensor | None = None,
 ) -> Tensor:
     """Logits become times · scale · their gradient, in place; loss (1,) += scale · Σ over rows of −log p(target).
     Returns the logits."""
@@ -60,7 +60,8 @@ def ce_loss(
     lse = row_max + torch.log(total)
     share = (targets >= 0).to(lse.dtype) * scale  # of each row; a negative target is ignored: no loss, no gradient
     loss.add_(((lse - target) * share).sum())
-    share = share * times
+    if times is not None:
+        share = share * times
     logits[:, valid:] = 0
     if valid:
         inside, column = local_targets(targets, first, valid)
@@ -72,7 +73,7 @@ def ce_loss(
 
 
 def ce_columns(
-    logits: Tensor, targets: Tensor, loss: Tensor, valid: int, scale: float, times: float | Tensor = 1.0
+    logits: Tensor, targets: Tensor, loss: Tensor, valid: int, scale: float, times: Tensor | None = None
 ) -> Tensor:
     """The three parts in one, of logits of a whole vocabulary that lie transposed, (columns, rows): they become
     times · scale · their gradient, and loss (1,) grows. Returns the logits."""

@@ -131,6 +131,11 @@ def ce_exp(logits: Tensor, row_max: Tensor, targets: Tensor, first: int, valid: 
     return torch.stack(crossentropy.exp_target(logits, row_max, targets, vocab_first=first, vocab_size=size))
 
 
+def _times(scale: float, times: Tensor | None) -> float:
+    """What gradients are multiplied by: the host has both."""
+    return scale if times is None else scale * float(times)
+
+
 def ce_loss(
     logits: Tensor,
     row_max: Tensor,
@@ -140,23 +145,23 @@ def ce_loss(
     first: int,
     valid: int,
     scale: float,
-    times: float | Tensor = 1.0,
+    times: Tensor | None = None,
 ) -> Tensor:
     """Logits become their gradient."""
     stats = crossentropy.RowStatistics(row_max, sums[0], sums[1])
     size = _size(first, valid, logits)
     rows, _ = crossentropy.cross_entropy(
-        logits, targets, scale=scale * float(times), stats=stats, vocab_first=first, vocab_size=size, in_place=True
+        logits, targets, scale=_times(scale, times), stats=stats, vocab_first=first, vocab_size=size, in_place=True
     )
     loss.add_(rows.sum() * scale)
     return logits
 
 
 def ce_columns(
-    logits: Tensor, targets: Tensor, loss: Tensor, valid: int, scale: float, times: float | Tensor = 1.0
+    logits: Tensor, targets: Tensor, loss: Tensor, valid: int, scale: float, times: Tensor | None = None
 ) -> Tensor:
     """Transposed logits become their gradient."""
-    rows = cross_entropy_columns(logits, targets, scale=scale * float(times), vocab_size=valid)
+    rows = cross_entropy_columns(logits, targets, scale=_times(scale, times), vocab_size=valid)
     loss.add_(rows.sum() * scale)
     return logits
 

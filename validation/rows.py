@@ -279,5 +279,7 @@ def _tied(keys: Mapping[str, Any], parameters: float) -> bool:
     """Whether the printed number of parameters is nearer to a model that shares its embedding with the head."""
     heads, hidden = keys["heads"], keys["hidden"]
     sizes = {"kv_heads": heads, "head_dim": hidden // heads, "max_positions": keys["seq_length"]} | dict(keys)
+    if "bias" in sizes:
+        sizes |= dict.fromkeys(("out_bias", "mlp_bias"), sizes.pop("bias"))
     untied, tied = (Model(**{**sizes, "tied_embeddings": is_tied}).parameters() for is_tied in (False, True))
     return abs(tied - parameters) < abs(untied - parameters)

@@ -64,7 +64,7 @@ class Lined:
         program = whole.classes[0]
         self.context = RankContext(whole, job_of(run), 0, text_of(run), torch.device("cpu"))
         self.bodies = Bodies(self.context, Storage(program, torch.device("cpu")))
-        self.context.begin(0, 1e-3)
+        self.context.begin(0, 1e-3, 1.0)
         self.unit, self.number = unit, number
         self.functions = {name: wrap(name, f) for name, f in vars(registry.bind("eager", "cpu")).items()}
 
