@@ -173,28 +173,57 @@ def _slopes(heads: int) -> Tensor:
 def _rotate(model: Model, x: Tensor) -> Tensor:
     x, rest = x[..., : model.rope_width], x[..., model.rope_width :]
     half = model.rope_width // 2
-    plain = [model.rope_theta ** (-i / half) for i in range(half)]
-    inverse = torch.tensor([_stretched(model, frequency) for frequency in plain], dtype=torch.float64)
+    inverse = torch.tensor([_frequency(model, i, half) for i in range(half)], dtype=torch.float64)
     turn = torch.outer(torch.arange(x.shape[2], dtype=torch.float64), inverse)
-    cos, sin = torch.cat((turn, turn), -1).cos().to(x.dtype), torch.cat((turn, turn), -1).sin().to(x.dtype)
+    wide = torch.cat((turn, turn), -1)
+    cos, sin = ((f(wide) * _magnitude(model)).to(x.dtype) for f in (torch.cos, torch.sin))
     return torch.cat((x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin, rest), -1)
 
 
-def _stretched(model: Model, frequency: float) -> float:
-    """A rotary frequency as `rope_scaling` asks: as it is where the wave is short, divided where it is long, and
-    between them in proportion (Llama 3.1)."""
-    scaling = model.rope_scaling
+def _frequency(model: Model, index: int, half: int) -> float:
+    """The rotary frequency of a pair of columns, as `rope_scaling` asks."""
+    frequency, scaling = model.rope_theta ** (-index / half), model.rope_scaling
     if scaling is None:
         return frequency
     if scaling.kind == "linear":
         return frequency / scaling.factor
-    turns = scaling.original_max_positions * frequency / (2 * math.pi)
-    if turns > scaling.high_freq_factor:
-        return frequency
-    if turns < scaling.low_freq_factor:
-        return frequency / scaling.factor
-    smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    return (1 - smooth) * frequency / scaling.factor + smooth * frequency
+    if scaling.kind == "longrope":
+        long = model.seq_length > scaling.original_max_positions
+        return frequency / (scaling.long_factor if long else scaling.short_factor)[index]
+    if scaling.kind == "yarn":
+        kept = _kept_by_yarn(model, index, half)
+    else:  # Llama 3.1: as it is where the wave is short, divided where it is long, and between them in proportion
+        turns = scaling.original_max_positions * frequency / (2 * math.pi)
+        kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+        kept = min(1.0, max(0.0, kept))
+    return kept * frequency + (1 - kept) * frequency / scaling.factor
+
+
+def _kept_by_yarn(model: Model, index: int, half: int) -> float:
+    """How much of a frequency stays: all where it turns more than `beta_fast` times in the original positions, nothing
+    below `beta_slow`, between them in proportion to the index (Peng et al. 2023, arXiv 2309.00071)."""
+    scaling = model.rope_scaling
+    assert scaling is not None
+
+    def index_of(turns: float) -> float:
+        length = scaling.original_max_positions / turns  # positions a turn
+        return half * math.log(length / (2 * math.pi)) / math.log(model.rope_theta)
+
+    first = max(0, math.floor(index_of(scaling.beta_fast)))
+    last = min(2 * half - 1, math.ceil(index_of(scaling.beta_slow)))
+    return 1 - min(1.0, max(0.0, (index - first) / (last - first if last != first else 1e-3)))
+
+
+def _magnitude(model: Model) -> float:
+    """What YaRN and LongRoPE multiply queries and keys by."""
+    scaling = model.rope_scaling
+    if scaling is None or scaling.kind not in ("yarn", "longrope"):
+        return 1.0
+    if scaling.attention_factor or scaling.factor <= 1:
+        return scaling.attention_factor or 1.0
+    if scaling.kind == "yarn":
+        return 0.1 * math.log(scaling.factor) + 1
+    return math.sqrt(1 + math.log(scaling.factor) / math.log(scaling.original_max_positions))
 
 
 def _drop(p: float, x: Tensor, stream: tuple[int, int, int, int]) -> Tensor:
