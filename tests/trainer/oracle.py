@@ -59,9 +59,17 @@ class Oracle:
             return o.lr * (step + 1) / s.warmup_steps
         if s.kind == "constant":
             return o.lr
-        progress = min(1.0, (step - s.warmup_steps) / (s.decay_steps - s.warmup_steps))
-        share = 1 - progress if s.kind == "linear" else (1 + math.cos(math.pi * progress)) / 2
-        return s.min_lr + (o.lr - s.min_lr) * share
+        if s.kind == "inverse-sqrt":
+            return max(s.min_lr, o.lr / math.sqrt((step + 1) / max(1, s.warmup_steps)))
+        steps = s.anneal_steps if s.kind == "wsd" else s.decay_steps - s.warmup_steps
+        left = min(1.0, max(0.0, (s.decay_steps - step) / steps))  # of the way down, in steps
+        shares = {
+            "linear": left,
+            "cosine": (1 - math.cos(math.pi * left)) / 2,
+            "exponential": 2.0**left - 1,
+            "minus-sqrt": 1 - math.sqrt(1 - left),
+        }
+        return s.min_lr + (o.lr - s.min_lr) * shares[s.anneal if s.kind == "wsd" else s.kind]
 
 
 def mean_loss(model: Model, w: Weights, grid: Tensor, seed: int, step: int) -> Tensor:
