@@ -7,6 +7,7 @@ weights, and the hash behind a dropout mask.
 """
 
 import math
+from dataclasses import replace
 
 import torch
 from torch.nn import functional as F
@@ -138,7 +139,8 @@ def _attention(model: Model, w: Weights, base: str, x: Tensor, stream: tuple[int
     if model.qk_norm == "head":
         q, k = _normed(model, w, base, q, k)
     if model.positions == "rotary":
-        q, k = _rotate(model, q), _rotate(model, k)
+        own = _turned(model, stream[2])
+        q, k = _rotate(own, q), _rotate(own, k)
     times = model.heads // model.kv_heads
     k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
     scores = _capped(model.attention_softcap, q @ k.transpose(-1, -2) * (model.attention_scale or model.head_dim**-0.5))
@@ -176,6 +178,14 @@ def _slopes(heads: int) -> Tensor:
     if near != heads:
         found += powers(2 * near)[0::2][: heads - near]
     return torch.tensor(found, dtype=torch.float64)
+
+
+def _turned(model: Model, layer: int) -> Model:
+    """The model as a layer's queries and keys are turned: with a theta of its own, not stretched, where it is local."""
+    window = model.window
+    if window is None or model.rope_local_theta is None or (window.full_every and layer % window.full_every == 0):
+        return model
+    return replace(model, rope_theta=model.rope_local_theta, rope_scaling=None)
 
 
 def _rotate(model: Model, x: Tensor) -> Tensor:
