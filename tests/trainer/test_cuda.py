@@ -38,6 +38,37 @@ def test_losses_equal_the_cpu_reference_to_bf16_tolerance(model: dict[str, Any],
     assert executor.storage.allocated() == 0
 
 
+WINDOWED = LLAMA | {"window": {"size": 48, "full_every": 2}, "qk_norm": "head", "norm_place": "both"}
+PARALLEL = GPT | {"positions": "rotary", "tied_embeddings": False, "parallel_residual": True, "activation": "relu2"}
+CAPPED = LLAMA | {"attention_softcap": 20.0, "logit_softcap": 10.0, "activation": "geglu", "embedding_scale": 4.0}
+
+
+@pytest.mark.parametrize("kernels", ["eager", "compiled", "triton"])
+@pytest.mark.parametrize("model", [WINDOWED, PARALLEL, CAPPED], ids=["windowed", "parallel", "capped"])
+def test_other_families_equal_the_cpu_reference(model: dict[str, Any], kernels: str) -> None:
+    run = make_run(model | WIDE, {"precision": "bf16"})
+    run = replace(run, plan=replace(run.plan, kernels=kernels))
+    _, expected = _train(replace(run, plan=replace(run.plan, kernels="eager")), "cpu")
+    executor, results = _train(run, "cuda")
+    assert [r.loss for r in results] == pytest.approx([r.loss for r in expected], rel=1e-2)
+    assert executor.storage.allocated() == 0
+
+
+@pytest.mark.parametrize("kernels", ["eager", "compiled", "triton"])
+@pytest.mark.parametrize("chunks", [1, 4])
+def test_fp16_under_a_loss_scale_equals_the_cpu_reference(chunks: int, kernels: str) -> None:
+    """From a scale that overflows at first: the same steps are left out, and fp32's losses follow with as many."""
+    scale = {"initial": 2**34, "hysteresis": 1, "factor": 2**10}
+    run = make_run(LLAMA | WIDE, {"precision": "fp16", "loss_scale": scale, "loss_chunks": chunks})
+    run = replace(run, plan=replace(run.plan, kernels=kernels))
+    _, expected = _train(replace(run, plan=replace(run.plan, kernels="eager")), "cpu")
+    _, results = _train(run, "cuda")
+    assert [r.overflow for r in results] == [r.overflow for r in expected]
+    assert results[0].overflow
+    assert not results[-1].overflow
+    assert [r.loss for r in results] == pytest.approx([r.loss for r in expected], rel=1e-2)
+
+
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 5e-3)])
 def test_the_host_steps_as_the_device_does(precision: str, tolerance: float) -> None:
     """Optimizer state in pinned host memory: the same losses, copies on their streams, the host's step in between. The
