@@ -108,11 +108,16 @@ def _check_cuda(q: Tensor) -> None:
         raise InputError(f"fused attention on CUDA takes bf16 or fp16, not {kind}; set plan.attention: unfused")
 
 
+def _as_bool(table: Tensor) -> Tensor:
+    """Bytes 0 and 1 as booleans: a view, where torch.compile, which knows no such view, does not look."""
+    return table.to(torch.bool) if torch.compiler.is_compiling() else table.view(torch.bool)
+
+
 def softmax_forward(scores: Tensor, future: Tensor, scale: float, mask: Mask | None = None) -> tuple[Tensor, Tensor]:
     """(probabilities, probabilities after dropout) of causal scores (batch, s, s); the same tensor twice without
     dropout. `future` (s, s) uint8 is 1 where a key comes after its query."""
     wide = scores.to(compute_type(scores)) * scale
-    p = torch.softmax(wide.masked_fill_(future.view(torch.bool), float("-inf")), dim=-1).to(scores.dtype)
+    p = torch.softmax(wide.masked_fill_(_as_bool(future), float("-inf")), dim=-1).to(scores.dtype)
     return p, p if mask is None else mask.apply(p)
 
 
