@@ -8,8 +8,8 @@ RunFile = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="Run file (YAML), Megatron script, DeepSpeed JSON, torchtitan TOML, Hugging Face config.json or GPT-NeoX"
-        " YAML; - reads a run file from stdin.",
+        help="Run file (YAML), Megatron script, DeepSpeed JSON, torchtitan TOML, Hugging Face config.json, GPT-NeoX,"
+        " NeMo, llm-foundry, axolotl or LLaMA-Factory YAML; - reads a run file from stdin.",
         show_default=False,
     ),
 ]
